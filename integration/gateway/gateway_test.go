@@ -78,15 +78,23 @@ func newLab(t *testing.T, spec v2.LoadBalancerGatewaySpec) *lab {
 			l.serve(l.pods, net.JoinHostPort(a, "8080"))
 		}
 	}
-	controller := testkit.Must(l.NewLBController(ctx, pool))(t)
-	testkit.Check(t, controller.Start())
-	t.Cleanup(func() {
+	l.control(pool)
+	return l
+}
+
+// control runs coil-lb-controller until the test ends.
+func (l *lab) control(pool string) {
+	l.t.Helper()
+	ctx := l.t.Context()
+	controller := testkit.Must(l.NewLBController(ctx, pool))(l.t)
+	testkit.Check(l.t, controller.Start())
+	l.t.Cleanup(func() {
 		controller.Kill()
-		if t.Failed() {
-			t.Logf("the end of the log of coil-lb-controller:\n%s", controller.Logs(40))
+		testkit.Check(l.t, l.TakeLease(context.WithoutCancel(ctx), "coil-lb-leader"))
+		if l.t.Failed() {
+			l.t.Logf("the end of the log of coil-lb-controller:\n%s", controller.Logs(40))
 		}
 	})
-	return l
 }
 
 // serve answers each connection with the two ends that it has here, until the test ends.

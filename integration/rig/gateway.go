@@ -6,11 +6,15 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/coil-net/coil/integration/lab/build"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
@@ -18,6 +22,8 @@ import (
 type Gateway struct {
 	*Program
 	Name string
+	// Keepalived is the machine's keepalived, which isn't started yet.
+	Keepalived *Program
 	// NS is the machine's network namespace.
 	NS *netlab.NS
 
@@ -63,11 +69,38 @@ func (r *Rig) NewGateway(ctx context.Context, name string, spec v2.LoadBalancerG
 	if g.api, err = netlab.NewProxy(ctx, g.NS, server.Host, server.Host); err != nil {
 		return nil, err
 	}
+	daemon := func(elem ...string) string { return r.path(append([]string{name, "keepalived"}, elem...)...) }
+	if err := errors.Join(os.MkdirAll(daemon(), 0o755), os.WriteFile(daemon("keepalived.conf"), []byte("include coil/*.conf\n"), 0o644)); err != nil {
+		return nil, err
+	}
 	g.Program = &Program{
 		Path: path, Netns: g.NS.Path(), Log: r.path(name + ".log"),
-		Args: []string{"--name=" + name, "--kubeconfig=" + kubeconfig, "--state-dir=" + r.path(name), "-v=1"},
+		Args: []string{
+			"--name=" + name, "--kubeconfig=" + kubeconfig, "--state-dir=" + g.StateDir(), "-v=1", "--keepalived-config=" + daemon("keepalived.conf"),
+			"--keepalived-fragment=" + daemon("coil", "coil.conf"), "--keepalived-pid-file=" + daemon("pid"), "--keepalived-dump-dir=" + daemon(),
+		},
+	}
+	g.Keepalived = &Program{
+		Path: "/usr/sbin/keepalived", Netns: g.NS.Path(), Log: r.path(name + ".keepalived.log"), Env: []string{"TMPDIR=" + daemon()},
+		Args: []string{"-n", "-l", "-G", "-f", daemon("keepalived.conf"), "-p", daemon("pid"), "-r", daemon("vrrp.pid")},
 	}
 	return g, nil
+}
+
+// KillKeepalived kills all processes of the machine's keepalived, which are a group, and waits until they are gone: as long as one of them is a zombie, another keepalived
+// doesn't start. Its addresses stay.
+func (g *Gateway) KillKeepalived(ctx context.Context) error {
+	if !g.Keepalived.Running() {
+		return nil
+	}
+	group := -g.Keepalived.PID()
+	if err := syscall.Kill(group, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return err
+	}
+	g.Keepalived.Kill()
+	return wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, testkit.Timeout(20*time.Second), true, func(context.Context) (bool, error) {
+		return errors.Is(syscall.Kill(group, 0), syscall.ESRCH), nil
+	})
 }
 
 // CutAPI cuts the machine off from the API server, and connects it again.
@@ -79,13 +112,14 @@ func (g *Gateway) Cleanup(ctx context.Context) (string, error) {
 }
 
 // StateDir has the state of coil-lb-agent.
-func (g *Gateway) StateDir() string { return g.rig.path(g.Name) }
+func (g *Gateway) StateDir() string { return g.rig.path(g.Name, "state") }
 
 // Close takes the machine away.
 func (g *Gateway) Close() error {
 	var errs []error
 	if g.Program != nil {
 		g.Kill()
+		errs = append(errs, g.KillKeepalived(context.Background()))
 	}
 	if g.api != nil {
 		errs = append(errs, g.api.Close())
@@ -93,5 +127,5 @@ func (g *Gateway) Close() error {
 	if g.NS != nil {
 		errs = append(errs, g.NS.Close())
 	}
-	return errors.Join(append(errs, os.RemoveAll(g.StateDir()))...)
+	return errors.Join(append(errs, os.RemoveAll(g.rig.path(g.Name)))...)
 }

@@ -69,6 +69,12 @@ type Counts struct {
 // New returns the keepalived that options describe.
 func New(o Options) *Daemon { return &Daemon{o: o.withDefaults()} }
 
+// Used says whether keepalived was ever told anything: Coil's file is there.
+func (d *Daemon) Used() bool {
+	_, err := os.Stat(d.o.Fragment)
+	return err == nil
+}
+
 // States returns all instances that the daemon has, those of the operator, too. It makes keepalived write
 // its state to files of DumpFolder, which stay.
 func (d *Daemon) States(ctx context.Context) ([]InstanceState, error) {

@@ -29,7 +29,7 @@ func (g *Gateway) apply(ctx context.Context, _ struct{}) error {
 	keys, version := g.keys()
 	next, changes := g.next(keys)
 	next.version = version
-	err := g.write(ctx, next, changes)
+	next, err := g.change(ctx, next, changes)
 	g.mu.Lock()
 	g.refused = err
 	if err == nil {
@@ -52,6 +52,28 @@ func (g *Gateway) apply(ctx context.Context, _ struct{}) error {
 		g.forgets.AddAfter(struct{}{}, max(forgetAfter, idle*time.Duration(g.forgetting.Load())))
 	}
 	return reconcile.Later(lookAgain)
+}
+
+// change changes the table, and then keepalived. An address that isn't at the machine yet meets no rule; one that keepalived may still have is guarded, so that nothing
+// else of the machine is reached by it. So neither waits for the other one, and endpoints are followed whatever keepalived says. It returns the state that came of it.
+func (g *Gateway) change(ctx context.Context, next state, changes []dataplane.SetChange) (state, error) {
+	next.guarded = maps.Clone(next.addresses)
+	maps.Copy(next.guarded, g.does.guarded)
+	all := next
+	if len(next.spec.Pools) == 0 {
+		all.spec = g.does.spec // the whole table goes afterwards
+	}
+	if err := g.write(ctx, all, append(changes, ruleset.ChangeAddresses(nil, missing(next.guarded, g.does.guarded))...)); err != nil {
+		return next, err
+	}
+	if !g.elect(ctx, next) {
+		return next, nil
+	}
+	gone := missing(next.guarded, next.addresses)
+	if next.guarded = next.addresses; len(gone) == 0 && len(next.spec.Pools) > 0 {
+		return next, nil
+	}
+	return next, g.write(ctx, next, ruleset.ChangeAddresses(gone, nil))
 }
 
 // write makes the table what a state says. changes lead there from the present one.
@@ -77,7 +99,7 @@ func (s state) ruleset() dataplane.Ruleset {
 	if len(s.spec.Pools) == 0 {
 		return dataplane.Ruleset{}
 	}
-	l := ruleset.LoadBalancer{Addresses: slices.SortedFunc(maps.Keys(s.addresses), netip.Addr.Compare), LoadBalancerShape: s.shape}
+	l := ruleset.LoadBalancer{Addresses: slices.SortedFunc(maps.Keys(s.guarded), netip.Addr.Compare), LoadBalancerShape: s.shape}
 	for _, key := range slices.Sorted(maps.Keys(s.services)) {
 		for _, f := range s.services[key].forwards {
 			l.Frontends = append(l.Frontends, f.Frontend)
@@ -115,10 +137,12 @@ func (g *Gateway) next(keys []string) (state, []dataplane.SetChange) {
 		}
 	}
 	var changes []dataplane.SetChange
+	moves := false
 	for at, was := range before {
 		if _, ok := after[at]; !ok {
 			changes = append(changes, ruleset.Change(&was.Frontend, nil)...)
 			delete(next.forwards, at)
+			moves = true
 		}
 	}
 	for at, is := range after {
@@ -126,15 +150,16 @@ func (g *Gateway) next(keys []string) (state, []dataplane.SetChange) {
 			changes = append(changes, ruleset.Change(&was.Frontend, &is.Frontend)...)
 		} else {
 			changes = append(changes, ruleset.Change(nil, &is.Frontend)...)
+			moves = true
 		}
 		next.forwards[at] = is
 	}
-	if len(keys) > 0 {
+	if moves {
+		next.moves++
 		next.addresses = map[netip.Addr]bool{}
 		for at := range next.forwards {
 			next.addresses[at.to.Addr()] = true
 		}
-		changes = append(changes, ruleset.ChangeAddresses(missing(g.does.addresses, next.addresses), missing(next.addresses, g.does.addresses))...)
 	}
 	return next, changes
 }

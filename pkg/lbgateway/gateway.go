@@ -1,10 +1,10 @@
 // Package lbgateway has the kernel of a gateway machine send connections to Services to their endpoints.
 //
-// It owns the table coil_lb, the kernel's flows to endpoints that are gone, the status of the machine's LoadBalancerGateway, and the file with what the machine
-// did last. It must not know how endpoints are chosen, nor how the machine gets the addresses.
+// It owns the table coil_lb, the kernel's flows to endpoints that are gone, the elections of keepalived in which the machine takes part, the status of its
+// LoadBalancerGateway, and the file with what the machine did last. It must not know how endpoints are chosen, nor how keepalived is told what to do.
 //
 // The machine does what it did last from its start on. As soon as all caches are filled it does what these say: LoadBalancerGateway, AddressBlocks, Services,
-// EndpointSlices, Nodes -> plan/lbgateway -> plan/ruleset -> table. A change of an endpoint costs the same beside any number of Services: only Services that changed are
+// EndpointSlices, Nodes -> plan/lbgateway -> plan/ruleset -> table, and keepalived's configuration along with it. A change of an endpoint costs the same beside any number of Services: only Services that changed are
 // looked at. Without the API server the machine goes on as it is.
 package lbgateway
 
@@ -62,10 +62,13 @@ type Config struct {
 	// Name is that of the machine's LoadBalancerGateway.
 	Name string
 	Coil versioned.Interface
-	// Gateways informs of the machine's own LoadBalancerGateway, Blocks of AddressBlocks with the value Gateway of v2.LabelAnnounce.
-	Gateways, Blocks, Services, Slices, Nodes cache.SharedIndexInformer
-	Table                                     Table
-	Flows                                     Flows
+	// Blocks informs of AddressBlocks with the value Gateway of v2.LabelAnnounce.
+	Gateways, Pools, Blocks, Services, Slices, Nodes cache.SharedIndexInformer
+
+	Table Table
+	Flows Flows
+	// VRRP is the machine's keepalived; nil for none.
+	VRRP VRRP
 	// File has what the machine did last; empty for none.
 	File string
 	// Health is told after each look whether the machine does what it is to do. It may be nil.
@@ -77,19 +80,22 @@ type Config struct {
 
 // Gateway does the work of a gateway machine.
 type Gateway struct {
-	cfg      Config
-	gateways kube.Cache[v2.LoadBalancerGateway]
-	blocks   kube.Index[v2.AddressBlock] // by the Services that have their ports
-	services kube.Cache[corev1.Service]
-	slices   kube.Index[discoveryv1.EndpointSlice] // by their Service
-	nodes    kube.Cache[corev1.Node]
-	synced   []cache.DoneChecker
-	applies  *reconcile.Loop[struct{}]
-	forgets  *reconcile.Loop[struct{}]
-	statuses *reconcile.Loop[struct{}]
-	saves    *reconcile.Loop[struct{}]
-	now      func() time.Time
-	metrics  *metrics
+	cfg       Config
+	gateways  kube.Cache[v2.LoadBalancerGateway]
+	pools     kube.Cache[v2.AddressPool]
+	blocks    kube.Index[v2.AddressBlock] // by the Services that have their ports
+	allBlocks kube.Cache[v2.AddressBlock]
+	services  kube.Cache[corev1.Service]
+	slices    kube.Index[discoveryv1.EndpointSlice] // by their Service
+	nodes     kube.Cache[corev1.Node]
+	synced    []cache.DoneChecker
+	applies   *reconcile.Loop[struct{}]
+	forgets   *reconcile.Loop[struct{}]
+	statuses  *reconcile.Loop[struct{}]
+	saves     *reconcile.Loop[struct{}]
+	looks     *reconcile.Loop[struct{}]
+	now       func() time.Time
+	metrics   *metrics
 
 	mu sync.Mutex // guards all below
 	// changed are Services to be looked at, all says that all are.
@@ -103,6 +109,7 @@ type Gateway struct {
 	refused error
 	// gone are addresses that the machine had, whose flows are to be forgotten.
 	gone map[netip.Addr]bool
+	vrrp vrrp
 
 	// toldAt is when the status was written last, and forgetting how long it took to look for flows. Each is of one loop.
 	toldAt     time.Time
@@ -115,7 +122,11 @@ type state struct {
 	generation int64
 	shape      ruleset.LoadBalancerShape
 	addresses  map[netip.Addr]bool
-	services   map[string]service
+	// guarded are these, and others that the machine may still have.
+	guarded map[netip.Addr]bool
+	// moves counts changes of the addresses.
+	moves    int
+	services map[string]service
 	// version is that of blocks, up to which this is what they say.
 	version string
 	// forwards are those of all services, by where clients send.
@@ -125,7 +136,7 @@ type state struct {
 
 // nothing is the state of a gateway that does nothing.
 func nothing() state {
-	return state{addresses: map[netip.Addr]bool{}, services: map[string]service{}, forwards: map[front]plan.Forward{}}
+	return state{addresses: map[netip.Addr]bool{}, guarded: map[netip.Addr]bool{}, services: map[string]service{}, forwards: map[front]plan.Forward{}}
 }
 
 // service is what a gateway does for a Service.
@@ -147,18 +158,20 @@ func frontOf(f plan.Forward) front {
 // New returns a gateway that isn't running, and does what it did last.
 func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g := &Gateway{
-		cfg:      cfg,
-		gateways: kube.CacheOf[v2.LoadBalancerGateway](cfg.Gateways),
-		blocks:   kube.CacheOf[v2.AddressBlock](cfg.Blocks).IndexBy(servicesOf),
-		services: kube.CacheOf[corev1.Service](cfg.Services),
-		slices:   kube.CacheOf[discoveryv1.EndpointSlice](cfg.Slices).IndexBy(serviceOf),
-		nodes:    kube.CacheOf[corev1.Node](cfg.Nodes),
-		now:      time.Now,
-		changed:  map[string]bool{},
-		gone:     map[netip.Addr]bool{},
-		all:      true,
-		does:     nothing(),
+		cfg:       cfg,
+		gateways:  kube.CacheOf[v2.LoadBalancerGateway](cfg.Gateways),
+		pools:     kube.CacheOf[v2.AddressPool](cfg.Pools),
+		allBlocks: kube.CacheOf[v2.AddressBlock](cfg.Blocks),
+		services:  kube.CacheOf[corev1.Service](cfg.Services),
+		slices:    kube.CacheOf[discoveryv1.EndpointSlice](cfg.Slices).IndexBy(serviceOf),
+		nodes:     kube.CacheOf[corev1.Node](cfg.Nodes),
+		now:       time.Now,
+		changed:   map[string]bool{},
+		gone:      map[netip.Addr]bool{},
+		all:       true,
+		does:      nothing(),
 	}
+	g.blocks = g.allBlocks.IndexBy(servicesOf)
 	g.metrics = newMetrics(ctx, g)
 	if cfg.Registry != nil {
 		cfg.Registry.MustRegister(g.metrics)
@@ -167,6 +180,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.forgets = reconcile.New("gateway-flows", g.forget, cfg.LoopMetrics)
 	g.statuses = reconcile.New("gateway-status", g.tell, cfg.LoopMetrics)
 	g.saves = reconcile.New("gateway-save", g.save, cfg.LoopMetrics)
+	g.looks = reconcile.New("gateway-vrrp", g.watchVRRP, cfg.LoopMetrics)
 	if err := g.restore(ctx); err != nil {
 		// What is said now is more worth than what was said last.
 		klog.FromContext(ctx).Error(err, "What the gateway did last isn't known")
@@ -174,6 +188,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	var err error
 	g.synced, err = reconcile.Register(
 		reconcile.On(cfg.Gateways, reconcile.ChangeHandler(func(*v2.LoadBalancerGateway) { g.allChanged() }, sameSpec)),
+		reconcile.On(cfg.Pools, reconcile.ChangeHandler(func(*v2.AddressPool) { g.allChanged() }, func(a, b *v2.AddressPool) bool { return a.Generation == b.Generation })),
 		reconcile.On(cfg.Blocks, reconcile.Changes(g.blockChanged)),
 		reconcile.On(cfg.Services, reconcile.ChangeHandler(func(s *corev1.Service) { g.serviceChanged(s.Namespace + "/" + s.Name) }, sameGeneration)),
 		reconcile.On(cfg.Slices, reconcile.Handler(func(s *discoveryv1.EndpointSlice) { g.serviceChanged(serviceOf(s)...) })),
@@ -245,6 +260,7 @@ func (g *Gateway) serviceChanged(keys ...string) {
 func (g *Gateway) allChanged() {
 	g.mu.Lock()
 	g.all = true
+	g.vrrp.changes++
 	g.mu.Unlock()
 	g.applies.AddAfter(struct{}{}, settle)
 }
@@ -256,8 +272,11 @@ func (g *Gateway) Touched() { g.applies.AddAfter(struct{}{}, settle) }
 func (g *Gateway) Run(ctx context.Context) error {
 	g.applies.Add(struct{}{})
 	g.statuses.Add(struct{}{})
+	if g.cfg.VRRP != nil {
+		g.looks.Add(struct{}{})
+	}
 	group, ctx := errgroup.WithContext(ctx)
-	for _, l := range []*reconcile.Loop[struct{}]{g.applies, g.forgets, g.statuses, g.saves} {
+	for _, l := range []*reconcile.Loop[struct{}]{g.applies, g.forgets, g.statuses, g.saves, g.looks} {
 		group.Go(func() error { return l.Run(ctx, 1, g.synced...) })
 	}
 	return errors.Join(group.Wait(), g.save(context.WithoutCancel(ctx), struct{}{}))

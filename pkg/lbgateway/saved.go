@@ -76,6 +76,7 @@ func (g *Gateway) restore(ctx context.Context) error {
 		does.hash += is.hash(key)
 		for _, f := range forwards {
 			does.forwards[frontOf(f)], does.addresses[f.Address] = f, true
+			does.guarded[f.Address] = true
 			does.shape = does.shape.With(f.Frontend)
 		}
 	}

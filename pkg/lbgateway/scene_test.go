@@ -32,6 +32,7 @@ const (
 	serviceResource = "services"
 	sliceResource   = "endpointslices"
 	nodeResource    = "nodes"
+	poolResource    = "addresspools"
 )
 
 var patience = testkit.Timeout(10 * time.Second)
@@ -112,13 +113,14 @@ func (sc *scene) boot() {
 	cfg := Config{
 		Name: "gw1", Coil: coil, Table: sc.table, Flows: flows, File: sc.file,
 		Gateways: informer(&v2.LoadBalancerGateway{}), Blocks: informer(&v2.AddressBlock{}), Services: informer(&corev1.Service{}),
-		Slices: informer(&discoveryv1.EndpointSlice{}), Nodes: informer(&corev1.Node{}),
+		Slices: informer(&discoveryv1.EndpointSlice{}), Nodes: informer(&corev1.Node{}), Pools: informer(&v2.AddressPool{}),
 	}
 	sc.Gateway = testkit.Must(New(sc.t.Context(), cfg))(sc.t)
 	sc.synced = nil // the caches are filled by hand
 	handlers := map[string]func(before, after fakeapi.Object){
 		gatewayResource: func(_, _ fakeapi.Object) { sc.allChanged() },
 		nodeResource:    func(_, _ fakeapi.Object) { sc.allChanged() },
+		poolResource:    func(_, _ fakeapi.Object) { sc.allChanged() },
 		blockResource:   func(a, b fakeapi.Object) { sc.blockChanged(as[v2.AddressBlock](a), as[v2.AddressBlock](b)) },
 		serviceResource: func(a, b fakeapi.Object) {
 			for _, o := range []fakeapi.Object{a, b} {
@@ -137,7 +139,7 @@ func (sc *scene) boot() {
 	}
 	sc.View = sc.s.View(map[string]cache.Indexer{
 		gatewayResource: cfg.Gateways.GetIndexer(), blockResource: cfg.Blocks.GetIndexer(), serviceResource: cfg.Services.GetIndexer(),
-		sliceResource: cfg.Slices.GetIndexer(), nodeResource: cfg.Nodes.GetIndexer(),
+		sliceResource: cfg.Slices.GetIndexer(), nodeResource: cfg.Nodes.GetIndexer(), poolResource: cfg.Pools.GetIndexer(),
 	}, func(resource string, before, after fakeapi.Object) { handlers[resource](before, after) })
 }
 
@@ -236,11 +238,12 @@ func (sc *scene) await(what string, holds func() error) {
 func (sc *scene) settled(when string) {
 	sc.t.Helper()
 	sc.await(when, func() error {
-		scratch := &Gateway{cfg: sc.cfg, gateways: sc.gateways, blocks: sc.Gateway.blocks, services: sc.services, slices: sc.slices, nodes: sc.nodes, changed: map[string]bool{}, all: true, does: nothing()}
+		scratch := &Gateway{cfg: sc.cfg, gateways: sc.gateways, pools: sc.pools, blocks: sc.Gateway.blocks, services: sc.services, slices: sc.slices, nodes: sc.nodes, changed: map[string]bool{}, all: true, does: nothing()}
 		keys, _ := scratch.keys()
 		want, _ := scratch.next(keys)
 		sc.mu.Lock()
 		want.shape = sc.does.shape // which only grows
+		want.guarded = want.addresses
 		hash := sc.does.hash
 		sc.mu.Unlock()
 		if hash != want.hash {

@@ -56,11 +56,11 @@ func (g *Gateway) tell(ctx context.Context, _ struct{}) error {
 // status is that of the machine's LoadBalancerGateway.
 func (g *Gateway) status(own *v2.LoadBalancerGateway, now metav1.Time) v2.LoadBalancerGatewayStatus {
 	g.mu.Lock()
-	does, refused := g.does, g.refused
+	does, refused, problem, elections := g.does, g.refused, g.vrrp.problem, g.vrrp.states
 	g.mu.Unlock()
 	st := *own.Status.DeepCopy()
 	st.Applied = does.told()
-	st.Errors = nil
+	st.Errors, st.VRRP = nil, elections
 	for _, key := range slices.Sorted(maps.Keys(does.services)) {
 		if err := does.services[key].err; err != nil && len(st.Errors) < v2.MaxGatewayErrors {
 			st.Errors = append(st.Errors, v2.GatewayError{Service: key, Message: short(err.Error())})
@@ -71,6 +71,8 @@ func (g *Gateway) status(own *v2.LoadBalancerGateway, now metav1.Time) v2.LoadBa
 		ObservedGeneration: does.generation, LastTransitionTime: now,
 	}
 	switch {
+	case refused == nil && problem != nil:
+		applied.Status, applied.Reason, applied.Message = metav1.ConditionFalse, v2.ReasonVRRPFailed, short(problem.Error())
 	case refused != nil:
 		applied.Status, applied.Reason, applied.Message = metav1.ConditionFalse, v2.ReasonKernelRefused, short(refused.Error())
 	case len(st.Errors) > 0:

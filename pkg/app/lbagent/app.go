@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 
@@ -24,6 +23,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/keepalived"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
@@ -75,8 +75,8 @@ func run(ctx context.Context, o *Options) (err error) {
 		return err
 	}
 	cfg := lbgateway.Config{
-		Name: o.Name, Coil: coil, Table: table, Flows: flows, File: o.lastFile(), LoopMetrics: reconcile.NewMetrics(registry), Registry: registry,
-		Gateways: all.own.Coil().V2().LoadBalancerGateways().Informer(), Blocks: all.blocks.Coil().V2().AddressBlocks().Informer(),
+		Name: o.Name, Coil: coil, Table: table, Flows: flows, VRRP: keepalived.New(o.Keepalived), File: o.lastFile(), LoopMetrics: reconcile.NewMetrics(registry), Registry: registry,
+		Gateways: all.all.Coil().V2().LoadBalancerGateways().Informer(), Pools: all.all.Coil().V2().AddressPools().Informer(), Blocks: all.blocks.Coil().V2().AddressBlocks().Informer(),
 		Services: all.cluster.Core().V1().Services().Informer(), Nodes: all.cluster.Core().V1().Nodes().Informer(),
 		Slices: all.cluster.Discovery().V1().EndpointSlices().Informer(), Health: func(err error) { health.Set(applied, err) },
 	}
@@ -89,7 +89,7 @@ func run(ctx context.Context, o *Options) (err error) {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	for _, f := range []factory{all.own, all.blocks, all.cluster} {
+	for _, f := range []factory{all.all, all.blocks, all.cluster} {
 		f.Start(ctx.Done())
 		defer f.Shutdown()
 	}
@@ -107,8 +107,16 @@ func (o *Options) settings() *sysctl.Record {
 	return sysctl.NewRecord(filepath.Join(o.StateDir, "sysctl.json"))
 }
 
-// cleanup takes back what the program has done.
+// cleanup takes back what the program has done. Addresses go before the table, which guards them.
 func cleanup(ctx context.Context, o *Options, table *nft.Table) error {
+	if daemon := keepalived.New(o.Keepalived); daemon.Used() {
+		if err := daemon.Apply(ctx, keepalived.Config{}); err != nil && !errors.Is(err, keepalived.ErrNotRunning) {
+			return err
+		}
+		if err := os.Remove(o.Keepalived.Fragment); err != nil {
+			return err
+		}
+	}
 	_, err := table.Sync(ctx, dataplane.Ruleset{})
 	_, e := o.settings().Restore(nil)
 	if err := errors.Join(err, e); err != nil {
@@ -125,7 +133,7 @@ type factory interface {
 
 // caches are the factories of all informers.
 type caches struct {
-	own, blocks externalversions.SharedInformerFactory
+	all, blocks externalversions.SharedInformerFactory
 	cluster     informers.SharedInformerFactory
 }
 
@@ -147,9 +155,7 @@ func (o *Options) connect() (caches, versioned.Interface, error) {
 		return externalversions.NewSharedInformerFactoryWithOptions(coil, 0, externalversions.WithTransform(kube.Strip), externalversions.WithTweakListOptions(choose))
 	}
 	return caches{
-		own: chosen(func(l *metav1.ListOptions) {
-			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.Name).String()
-		}),
+		all: chosen(func(*metav1.ListOptions) {}),
 		blocks: chosen(func(l *metav1.ListOptions) {
 			l.LabelSelector = v2.LabelFloating + "=" + v2.FloatingValue + "," + v2.LabelAnnounce + "=" + string(v2.AnnounceGateway)
 		}),

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -102,11 +103,11 @@ func (c *Controller) contact(_ context.Context, name string) error {
 	return reconcile.Later(max(time.Second, silence-c.now().Sub(is.seen)))
 }
 
-// servedByGateways says whether a gateway serves a Service at the address of a block.
+// servedByGateways says whether gateways serve a Service at the address of a block: all of which was heard, since any of them may have the address.
 func (c *Controller) servedByGateways(s *corev1.Service, b *v2.AddressBlock) (reason, message string) {
 	pool := b.Labels[v2.LabelPool]
 	var can, silent, refused []string
-	serves := false
+	behind := false
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, g := range slices.SortedFunc(slices.Values(c.gateways.All()), func(a, b *v2.LoadBalancerGateway) int { return cmp.Compare(a.Name, b.Name) }) {
@@ -114,14 +115,17 @@ func (c *Controller) servedByGateways(s *corev1.Service, b *v2.AddressBlock) (re
 			continue
 		}
 		i := slices.IndexFunc(g.Status.Errors, func(e v2.GatewayError) bool { return e.Service == s.Namespace+"/"+s.Name })
+		does := meta.FindStatusCondition(g.Status.Conditions, v2.GatewayApplied)
 		switch {
 		case i >= 0:
 			refused = append(refused, fmt.Sprintf("gateway %s: %s", g.Name, g.Status.Errors[i].Message))
+		case does != nil && (does.Reason == v2.ReasonKernelRefused || does.Reason == v2.ReasonVRRPFailed):
+			refused = append(refused, fmt.Sprintf("gateway %s: %s", g.Name, does.Message))
 		case c.heard.contacts[g.Name].silent:
 			silent = append(silent, g.Name)
 		default:
 			can = append(can, g.Name)
-			serves = serves || applied(g, b)
+			behind = behind || !applied(g, b)
 		}
 	}
 	key := keyOf(s)
@@ -134,11 +138,11 @@ func (c *Controller) servedByGateways(s *corev1.Service, b *v2.AddressBlock) (re
 		also += "; " + strings.Join(refused, "; ")
 	}
 	switch {
-	case serves:
+	case len(can) > 0 && !behind:
 		return reasonServed, fmt.Sprintf("Gateways serve the address: %s%s", strings.Join(can, ", "), also)
 	case len(can) > 0:
 		c.heard.waiting[key] = true
-		return reasonGateway, fmt.Sprintf("No gateway serves the address yet: it waits for %s%s", strings.Join(can, ", "), also)
+		return reasonGateway, fmt.Sprintf("Not all gateways serve the address yet: it waits for %s%s", strings.Join(can, ", "), also)
 	case len(refused) > 0:
 		return reasonRefused, "No gateway serves the Service" + also
 	case len(silent) > 0:

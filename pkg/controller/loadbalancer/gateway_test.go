@@ -55,12 +55,15 @@ func TestServedByGateways(t *testing.T) {
 		sc.gateway("gw1", nil)
 		sc.gateway("gw2", nil)
 		sc.run(5 * time.Second)
-		says("with gateways that do nothing yet", "WaitsForGateway: No gateway serves the address yet: it waits for gw1, gw2")
+		says("with gateways that do nothing yet", "WaitsForGateway: Not all gateways serve the address yet: it waits for gw1, gw2")
 		sc.wants("with gateways that do nothing yet", "a", "", "AddressAssigned", "WaitsForGateway")
 		sc.does("gw2")
 		sc.run(time.Second)
-		says("with a gateway", "Served: Gateways serve the address: gw1, gw2")
-		sc.wants("with a gateway", "a", "192.0.2.0", "AddressAssigned", "Served")
+		sc.wants("with one of two gateways", "a", "", "AddressAssigned", "WaitsForGateway")
+		sc.does("gw1")
+		sc.run(time.Second)
+		says("with all gateways", "Served: Gateways serve the address: gw1, gw2")
+		sc.wants("with all gateways", "a", "192.0.2.0", "AddressAssigned", "Served")
 		sc.gateway("gw1", func(g *v2.LoadBalancerGateway) {
 			g.Status.Errors = []v2.GatewayError{{Service: "shop/b", Message: "no"}, {Service: "shop/a", Message: "port 80 has no NodePort"}}
 		})

@@ -45,6 +45,7 @@ type AddressPool struct {
 // +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).ip().family() != 6 || cidr(s.ipv6).prefixLength() + self.blockSizeBits <= 128)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() + self.blockSizeBits > 128, i)[0]].ipv6 + ' is smaller than a block of 2^blockSizeBits addresses'"
 // +kubebuilder:validation:XValidation:rule="!has(self.purpose) || self.purpose != 'Floating' || self.blockSizeBits == 0",fieldPath=".purpose",message="a pool of floating addresses needs blockSizeBits: 0"
 // +kubebuilder:validation:XValidation:rule="!has(self.announce) || self.announce != 'Gateway' || has(self.purpose) && self.purpose == 'Floating'",fieldPath=".announce",message="a pool of gateways needs purpose: Floating: pods can't have its addresses"
+// +kubebuilder:validation:XValidation:rule="!has(self.vrrp) || has(self.announce) && self.announce == 'Gateway'",fieldPath=".vrrp",message="is for pools with announce: Gateway"
 type AddressPoolSpec struct {
 	// Purpose is the use of the pool's addresses. Any, the default, is for pods and AddressClaims. Floating is for
 	// AddressClaims only. Pods keep the addresses that they have when it changes.
@@ -74,6 +75,12 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:Enum=Route;Neighbor;Gateway
 	Announce PoolAnnounce `json:"announce,omitempty"`
 
+	// VRRP has gateways agree by VRRP (RFC 5798) which of them has which address. Unset, the network decides that, as by routes. It is for pools with
+	// announce: Gateway.
+	//
+	// +optional
+	VRRP *PoolVRRP `json:"vrrp,omitempty"`
+
 	// BlockSizeBits is the size of the blocks that are carved out of the pool: a
 	// block has 2^blockSizeBits addresses of each family. It can't be changed.
 	// In Go the zero value means blocks of one address, not the default.
@@ -100,6 +107,25 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(i, s, oldSelf.hasValue() && i < oldSelf.value().size() || !has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).prefixLength() < 8 || cidr(s.ipv4).ip().isGlobalUnicast() && !cidr('0.0.0.0/8').containsCIDR(s.ipv4))",optionalOldSelf=true,messageExpression="self[self.transformList(i, s, has(s.ipv4) && isCIDR(s.ipv4) && cidr(s.ipv4).prefixLength() >= 8 && !(cidr(s.ipv4).ip().isGlobalUnicast() && !cidr('0.0.0.0/8').containsCIDR(s.ipv4)), i).max()].ipv4 + ' has addresses that pods cannot have: unspecified, loopback, link-local or multicast'"
 	// +kubebuilder:validation:XValidation:rule="self.all(i, s, oldSelf.hasValue() && i < oldSelf.value().size() || !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).prefixLength() < 8 || cidr(s.ipv6).ip().isGlobalUnicast())",optionalOldSelf=true,messageExpression="self[self.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() >= 8 && !(cidr(s.ipv6).ip().isGlobalUnicast()), i).max()].ipv6 + ' has addresses that pods cannot have: unspecified, loopback, link-local or multicast'"
 	Subnets []SubnetSet `json:"subnets"`
+}
+
+// PoolVRRP says how gateways of a pool agree.
+//
+// +kubebuilder:validation:XValidation:rule="self.routerID + self.instances <= 256",message="routerID and instances lead to virtual router IDs above 255"
+type PoolVRRP struct {
+	// RouterID is the first virtual router ID (VRID). The pool has as many as instances, in both families. No other VRRP routers of the gateways' link, and no other
+	// pool of one of the gateways, may have these.
+	//
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=255
+	RouterID int32 `json:"routerID"`
+	// Instances is how many groups the addresses are spread over. Each has a gateway of its own as master, as long as there are as many gateways.
+	//
+	// +optional
+	// +kubebuilder:default=2
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=16
+	Instances int32 `json:"instances"`
 }
 
 // PoolPurpose says which addresses a pool gives.

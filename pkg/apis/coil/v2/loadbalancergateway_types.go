@@ -1,6 +1,7 @@
 package v2
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -61,6 +62,32 @@ type LoadBalancerGatewaySpec struct {
 	// +kubebuilder:default=Drop
 	// +kubebuilder:validation:Enum=Drop;Refuse
 	UnknownPorts GatewayUnknownPorts `json:"unknownPorts,omitempty"`
+
+	// VRRP is how the machine takes part in the elections of pools with spec.vrrp. keepalived must run on it.
+	//
+	// +optional
+	VRRP *GatewayVRRP `json:"vrrp,omitempty"`
+}
+
+// GatewayVRRP is how a gateway takes part in elections.
+type GatewayVRRP struct {
+	// Interface is the link by which gateways hear each other.
+	//
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`
+	Interface string `json:"interface"`
+	// AddressInterface is the link that gets the addresses. Default: the same.
+	//
+	// +optional
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`
+	AddressInterface string `json:"addressInterface,omitempty"`
+	// Sources are the machine's own addresses, one of each family, from which it sends to the other gateways. Addresses of a family without one aren't served.
+	//
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a)) && (self.size() < 2 || !self.all(a, isIP(a)) || ip(self[0]).family() != ip(self[1]).family())",message="must be an address, or one of each family"
+	Sources []string `json:"sources"`
 }
 
 // GatewayEndpoints says where a gateway sends connections.
@@ -100,6 +127,8 @@ const (
 	ReasonAllServed = "AllServed"
 	// ReasonServiceErrors: some Services can't be served. The status lists them.
 	ReasonServiceErrors = "ServiceErrors"
+	// ReasonVRRPFailed: keepalived doesn't do what it is to do, or isn't told how.
+	ReasonVRRPFailed = "VRRPFailed"
 	// ReasonKernelRefused: the kernel refuses the rules. The machine does what it did before.
 	ReasonKernelRefused = "KernelRefused"
 )
@@ -122,6 +151,15 @@ type LoadBalancerGatewayStatus struct {
 	// +kubebuilder:validation:MaxItems=64
 	Errors []GatewayError `json:"errors,omitempty"`
 
+	// VRRP are the elections in which the machine takes part, 64 at most.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=routerID
+	// +listMapKey=family
+	// +kubebuilder:validation:MaxItems=64
+	VRRP []GatewayVRRPState `json:"vrrp,omitempty"`
+
 	// LastContact is when the agent wrote the status last.
 	//
 	// +optional
@@ -132,6 +170,29 @@ type LoadBalancerGatewayStatus struct {
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// MaxGatewayVRRP bounds the elections that a LoadBalancerGateway lists.
+const MaxGatewayVRRP = 64
+
+// GatewayVRRPState is the state of an election, as keepalived tells it.
+type GatewayVRRPState struct {
+	// RouterID is the virtual router ID.
+	RouterID int32 `json:"routerID"`
+	// +kubebuilder:validation:Enum=IPv4;IPv6
+	Family corev1.IPFamily `json:"family"`
+	// State is MASTER, BACKUP, FAULT or INIT.
+	//
+	// +kubebuilder:validation:MaxLength=16
+	State string `json:"state"`
+	// Priority is what the machine sends; the highest is elected.
+	//
+	// +optional
+	Priority int32 `json:"priority,omitempty"`
+	// Addresses is how many addresses the machine has as the master.
+	//
+	// +optional
+	Addresses int32 `json:"addresses"`
 }
 
 // GatewayState is what a gateway does.

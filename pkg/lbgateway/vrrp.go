@@ -1,0 +1,231 @@
+package lbgateway
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/keepalived"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	// highest is the priority of the gateway that is to be the master of an instance, the next one's is lower by step, and so on.
+	highest = 200
+	step    = 10
+	// statesEvery is how often keepalived is asked for its states, and faultEvery after how many such looks it is told again what to do if it has a fault: an
+	// address from which it sends may have come.
+	statesEvery = 3 * time.Second
+	faultEvery  = 5
+)
+
+// VRRP is the machine's keepalived; see package keepalived.
+type VRRP interface {
+	Apply(context.Context, keepalived.Config) error
+	States(context.Context) ([]keepalived.InstanceState, error)
+	Used() bool
+}
+
+// vrrp is what the gateway knows of its elections. The gateway's mu guards it.
+type vrrp struct {
+	// applied is what keepalived does, nil if that isn't known, or isn't what it is to do.
+	applied *keepalived.Config
+	// problem is why keepalived doesn't do what it is to do.
+	problem error
+	states  []v2.GatewayVRRPState
+	// changes counts those of gateways and pools. done says of which of them, and of which moves of addresses, applied is.
+	changes int
+	done    struct{ changes, moves int }
+	faults  int // looks with a fault
+}
+
+// at is an address of a pool, and the index of its block.
+type at struct {
+	netip.Addr
+	pool  string
+	index int32
+}
+
+// elections returns the instances by which gateways agree who has some addresses. Each pool has as many as it says, in each family of which the machine has an address
+// to send from. All gateways derive the same: the k-th instance is to be at the k-th gateway, by name. The error says what is missing; the rest is returned all the same.
+func elections(own *v2.LoadBalancerGateway, gateways []*v2.LoadBalancerGateway, pools []*v2.AddressPool, addresses []at) (c keepalived.Config, err error) {
+	var errs []error
+	for _, pool := range pools {
+		if pool.Spec.VRRP == nil || pool.Spec.Announce != v2.AnnounceGateway || !slices.Contains(own.Spec.Pools, pool.Name) {
+			continue
+		}
+		if own.Spec.VRRP == nil {
+			errs = append(errs, fmt.Errorf("AddressPool %s has spec.vrrp: set spec.vrrp of LoadBalancerGateway %s, too", pool.Name, own.Name))
+			continue
+		}
+		members := slices.SortedFunc(slices.Values(gateways), func(a, b *v2.LoadBalancerGateway) int { return cmp.Compare(a.Name, b.Name) })
+		members = slices.DeleteFunc(members, func(g *v2.LoadBalancerGateway) bool {
+			return g.Spec.VRRP == nil || !slices.Contains(g.Spec.Pools, pool.Name)
+		})
+		for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+			for k := range pool.Spec.VRRP.Instances {
+				if i, ok := instance(own, members, pool, f, k, addresses); ok {
+					c.Instances = append(c.Instances, i)
+				}
+			}
+		}
+	}
+	slices.SortFunc(c.Instances, func(a, b keepalived.Instance) int { return cmp.Compare(a.Name, b.Name) })
+	return c, errors.Join(append(errs, c.Validate())...)
+}
+
+// instance is the k-th one of a pool in a family, if the machine has an address of that to send from.
+func instance(own *v2.LoadBalancerGateway, members []*v2.LoadBalancerGateway, pool *v2.AddressPool, f dataplane.Family, k int32, addresses []at) (i keepalived.Instance, ok bool) {
+	source := sourceOf(own, f)
+	if !source.IsValid() {
+		return i, false
+	}
+	i = keepalived.Instance{
+		Interface: own.Spec.VRRP.Interface, AddressInterface: own.Spec.VRRP.AddressInterface, RouterID: int(pool.Spec.VRRP.RouterID + k), Source: source,
+	}
+	i.Name = fmt.Sprintf("coil_%d_%s", i.RouterID, strings.ToLower(f.String()))
+	members = slices.DeleteFunc(slices.Clone(members), func(g *v2.LoadBalancerGateway) bool { return !sourceOf(g, f).IsValid() })
+	for j, g := range members {
+		if g.Name == own.Name {
+			rank := (j - int(k)%len(members) + len(members)) % len(members)
+			i.Priority = max(1, highest-step*rank)
+		} else {
+			i.Peers = append(i.Peers, sourceOf(g, f))
+		}
+	}
+	for _, a := range addresses {
+		if a.pool == pool.Name && dataplane.FamilyOf(a.Addr) == f && a.index%pool.Spec.VRRP.Instances == k {
+			i.Addresses = append(i.Addresses, a.Addr)
+		}
+	}
+	slices.SortFunc(i.Addresses, netip.Addr.Compare)
+	slices.SortFunc(i.Peers, netip.Addr.Compare)
+	return i, true
+}
+
+// sourceOf is the address of a family from which a gateway sends.
+func sourceOf(g *v2.LoadBalancerGateway, f dataplane.Family) netip.Addr {
+	for _, text := range g.Spec.VRRP.Sources {
+		if a, err := netip.ParseAddr(text); err == nil && dataplane.FamilyOf(a) == f {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// elect has keepalived do what goes with a state, and says whether it does, or has nothing to do. What is in the way is a problem that the status tells.
+func (g *Gateway) elect(ctx context.Context, next state) (done bool) {
+	own := g.gateways.Find(g.cfg.Name)
+	if g.cfg.VRRP == nil || own == nil && !g.cfg.VRRP.Used() {
+		return true
+	}
+	g.mu.Lock()
+	v := g.vrrp
+	g.mu.Unlock()
+	now := v.done
+	if now.changes, now.moves = v.changes, next.moves; v.applied != nil && now == v.done {
+		return true
+	}
+	var want keepalived.Config
+	var problem error
+	if own != nil {
+		want, problem = elections(own, g.gateways.All(), g.pools.All(), g.at(next))
+	}
+	err := want.Validate() // which is a part of the problem
+	switch {
+	case err != nil:
+	case v.applied != nil && reflect.DeepEqual(*v.applied, want), len(want.Instances) == 0 && !g.cfg.VRRP.Used():
+	default:
+		if err = g.cfg.VRRP.Apply(ctx, want); errors.Is(err, keepalived.ErrNotRunning) {
+			err = fmt.Errorf("%w: start it (systemctl start keepalived)", err)
+		}
+		problem = errors.Join(problem, err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.vrrp.problem, g.vrrp.applied = problem, nil
+	if err == nil {
+		g.vrrp.applied, g.vrrp.done = &want, now
+	}
+	return err == nil
+}
+
+// at are the addresses of a state, with what their blocks say of them.
+func (g *Gateway) at(s state) (all []at) {
+	for _, b := range g.allBlocks.All() {
+		block, err := ipam.ParseBlock(b.IPv4, b.IPv6)
+		if err != nil {
+			continue
+		}
+		for _, a := range block.At(0).Addrs() {
+			if s.addresses[a] {
+				all = append(all, at{a, b.Labels[v2.LabelPool], b.Index})
+			}
+		}
+	}
+	return all
+}
+
+// watchVRRP asks keepalived for its states. One with a fault, or one that has just been started, is told its configuration again.
+func (g *Gateway) watchVRRP(ctx context.Context, _ struct{}) error {
+	g.mu.Lock()
+	applied, problem := g.vrrp.applied, g.vrrp.problem
+	g.mu.Unlock()
+	again, fault := applied == nil && problem != nil, false
+	var told []v2.GatewayVRRPState
+	if applied != nil && len(applied.Instances) > 0 {
+		states, err := g.cfg.VRRP.States(ctx)
+		for _, want := range applied.Instances {
+			i := slices.IndexFunc(states, func(s keepalived.InstanceState) bool { return s.Name == want.Name })
+			again = again || i < 0
+			fault = fault || i >= 0 && states[i].State == keepalived.Fault
+			if i >= 0 && len(told) < v2.MaxGatewayVRRP {
+				told = append(told, tellState(states[i]))
+			}
+		}
+		if err != nil {
+			again, problem = true, err
+		}
+	}
+	g.mu.Lock()
+	changed := !slices.Equal(told, g.vrrp.states)
+	g.vrrp.states = told
+	if fault {
+		g.vrrp.faults++
+		again = again || g.vrrp.faults%faultEvery == 0
+	}
+	if again {
+		g.vrrp.applied, g.vrrp.problem = nil, problem
+	}
+	g.mu.Unlock()
+	if changed {
+		g.statuses.Add(struct{}{})
+	}
+	if again {
+		g.applies.Add(struct{}{})
+	}
+	return reconcile.Later(statesEvery)
+}
+
+// tellState is the state of an instance as a status tells it.
+func tellState(s keepalived.InstanceState) v2.GatewayVRRPState {
+	told := v2.GatewayVRRPState{RouterID: int32(s.RouterID), Family: corev1.IPv4Protocol, State: string(s.State), Priority: int32(s.Effective)}
+	if !s.Source.Is4() {
+		told.Family = corev1.IPv6Protocol
+	}
+	if s.State == keepalived.Master {
+		told.Addresses = int32(s.Assigned())
+	}
+	return told
+}
