@@ -28,7 +28,7 @@ func TestPage(t *testing.T) {
 		text := testkit.Must(os.ReadFile(filepath.Join("..", "..", "kernel", "nft", "testdata", name)))(t)
 		return "<!-- rules: " + name + " -->\n```nft\n" + string(text) + "```\n<!-- end -->"
 	})
-	if found != 3 {
+	if found != 4 {
 		t.Errorf("the page has the rules of %d tables", found)
 	}
 	if *update {
