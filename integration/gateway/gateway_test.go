@@ -228,18 +228,18 @@ func TestServiceByGateway(t *testing.T) {
 	for _, f := range families {
 		one[f] = endpoints[f][1:]
 	}
-	l.until(at, "the other endpoint alone", func(endpoint netip.AddrPort, err error) bool {
+	l.until(at, "the other endpoint alone", 20, func(endpoint netip.AddrPort, err error) bool { // before, it was luck once in a million times
 		return err == nil && slices.Contains([]string{endpoints[families[0]][1], endpoints[families[1]][1]}, endpoint.Addr().String())
 	})
 	all("with the other endpoint alone", one)
 	for _, f := range families {
 		l.slice(f)
 	}
-	l.until(at, "refused", func(_ netip.AddrPort, err error) bool { return errors.Is(err, unix.ECONNREFUSED) })
+	l.until(at, "refused", 1, func(_ netip.AddrPort, err error) bool { return errors.Is(err, unix.ECONNREFUSED) })
 	for _, f := range families {
 		l.slice(f, endpoints[f]...)
 	}
-	l.until(at, "served again", func(_ netip.AddrPort, err error) bool { return err == nil })
+	l.until(at, "served again", 1, func(_ netip.AddrPort, err error) bool { return err == nil })
 	// Without the API server the machine goes on, also after a power cut.
 	testkit.Eventually(t, 30*time.Second, "the state is saved", func() error {
 		text, err := os.ReadFile(l.gateway.StateDir() + "/last.json")
@@ -252,7 +252,7 @@ func TestServiceByGateway(t *testing.T) {
 	l.gateway.Kill()
 	testkit.Must(l.gateway.NS.Run(ctx, "nft", "flush", "ruleset"))(t)
 	testkit.Check(t, l.gateway.Start())
-	l.until(at, "served without the API server", func(_ netip.AddrPort, err error) bool { return err == nil })
+	l.until(at, "served without the API server", 1, func(_ netip.AddrPort, err error) bool { return err == nil })
 	all("without the API server", endpoints)
 	l.gateway.CutAPI(false)
 	if out := testkit.Must(l.API.Kubectl(ctx, "get", "lbgw", "gw1", "--no-headers"))(t); !strings.Contains(string(out), `["dmz"]`) || !strings.Contains(string(out), "True") {
@@ -280,14 +280,16 @@ func TestServiceByGateway(t *testing.T) {
 	}
 }
 
-// until asks both addresses until an answer is as wanted, and logs how long that took.
-func (l *lab) until(at []netip.AddrPort, what string, is func(endpoint netip.AddrPort, err error) bool) {
+// until asks both addresses until so many answers in a row are as wanted, and logs how long that took.
+func (l *lab) until(at []netip.AddrPort, what string, n int, is func(endpoint netip.AddrPort, err error) bool) {
 	l.t.Helper()
 	began := time.Now()
 	for _, a := range at {
 		testkit.Eventually(l.t, 10*time.Second, what, func() error {
-			if endpoint, _, err := l.ask(a, 5*time.Second); !is(endpoint, err) {
-				return fmt.Errorf("%s: %s, %w", a, endpoint, err)
+			for range n {
+				if endpoint, _, err := l.ask(a, 5*time.Second); !is(endpoint, err) {
+					return fmt.Errorf("%s: %s, %w", a, endpoint, err)
+				}
 			}
 			return nil
 		})

@@ -140,9 +140,12 @@ func TestLeftByACrash(t *testing.T) {
 			if d := cmp.Diff(map[string]string{"coil.conf": text}, g.files(t)); d != "" {
 				t.Errorf("files (-want +got):\n%s", d)
 			}
-			if n := g.count(t, some4(6)); n != addresses {
-				t.Errorf("there are %d addresses, want %d", n, addresses)
-			}
+			testkit.Eventually(t, patience, "the link has the addresses", func() error {
+				if n := g.count(t, some4(6)); n != addresses {
+					return fmt.Errorf("there are %d, want %d", n, addresses)
+				}
+				return nil
+			})
 		}
 		t.Run(tt.name+", and it goes on", func(t *testing.T) {
 			setUp(t)

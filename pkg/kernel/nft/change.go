@@ -79,8 +79,11 @@ func (s *state) change(c dataplane.SetChange) {
 	}
 }
 
-// settle brings the sets up to date with the changes. An element that was added may have been there before.
+// settle brings the sets up to date with the changes. An element that was added may have been there before. A state that isn't known has none.
 func (s *state) settle() {
+	if s == nil {
+		return
+	}
 	for name, changed := range s.changed {
 		c := s.sets[name]
 		c.elements = slices.DeleteFunc(slices.Clone(c.elements), func(e dataplane.Element) bool { _, ok := changed[e]; return ok })

@@ -436,3 +436,16 @@ func prefixRanges(a netip.Addr, bits int) []netipx.IPRange {
 
 // only is a range of one address.
 func only(a netip.Addr) []netipx.IPRange { return []netipx.IPRange{single(a)} }
+
+// Nftables that can't be asked are an error, also before the table is known.
+func TestTableThatCannotBeAsked(t *testing.T) {
+	table := open(t, netnstest.New(t).NS, dataplane.NftTableLB)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := table.Sync(ctx, many(1, 1).Ruleset()); !errors.Is(err, context.Canceled) {
+		t.Errorf("Sync: %v", err)
+	}
+	if err := table.Check(ctx, many(1, 1).Ruleset()); !errors.Is(err, context.Canceled) {
+		t.Errorf("Check: %v", err)
+	}
+}
