@@ -44,6 +44,7 @@ var (
 	addressClaims = addressPools.GroupVersion().WithResource("addressclaims")
 
 	egressPolicies        = addressPools.GroupVersion().WithResource("egresspolicies")
+	loadBalancerGateways  = addressPools.GroupVersion().WithResource("loadbalancergateways")
 	egressClusterPolicies = addressPools.GroupVersion().WithResource("egressclusterpolicies")
 )
 

@@ -54,7 +54,7 @@ func roundTrips() []roundTrip {
 	}
 	nodes := []v2.FloatingNode{{Node: "worker", Addresses: []string{"192.0.2.1", "fd00::1"}, PodUID: "2"}}
 	return []roundTrip{
-		{name: "maximal", kind: poolKind, maximal: true, obj: &v2.AddressPool{
+		{name: "maximal", kind: poolKind, maximal: true, except: []string{"Spec.VRRP"}, obj: &v2.AddressPool{
 			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeAny, FloatingNamespaces: []string{"internet"}, Announce: v2.AnnounceNeighbor, BlockSizeBits: 6, Subnets: []v2.SubnetSet{{IPv4: ptr("10.0.0.0/16"), IPv6: ptr("fd00::/112")}}},
 			Status: v2.AddressPoolStatus{
 				ObservedGeneration: 7, LastIndex: ptr(int32(3)),
@@ -63,6 +63,23 @@ func roundTrips() []roundTrip {
 				Floating:   v2.FloatingUsage{Used: 5, Cooling: 2},
 				Conditions: conditions,
 			},
+		}},
+		{name: "of gateways", kind: poolKind, obj: &v2.AddressPool{
+			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeFloating, Announce: v2.AnnounceGateway, VRRP: &v2.PoolVRRP{RouterID: 10, Instances: 3}, Subnets: []v2.SubnetSet{{IPv6: ptr("fd00::/128")}}},
+		}},
+		{name: "maximal", kind: gatewayKind, maximal: true, obj: &v2.LoadBalancerGateway{
+			Spec: v2.LoadBalancerGatewaySpec{
+				Pools: []string{"dmz"}, Endpoints: v2.EndpointsPod, Masquerade: v2.MasqueradeNever, UnknownPorts: v2.UnknownPortsRefuse,
+				VRRP: &v2.GatewayVRRP{Interface: "eth0", AddressInterface: "eth1.7", Sources: []string{"192.0.2.1", "2001:db8::1"}},
+			},
+			Status: v2.LoadBalancerGatewayStatus{
+				Applied: v2.GatewayState{Generation: 3, Blocks: "12345", Services: 1, Ports: 2, Endpoints: 3, Hash: "0123456789abcdef"}, LastContact: &now, Conditions: conditions,
+				Errors: []v2.GatewayError{{Service: "shop/web", Message: "port 80 has no NodePort"}},
+				VRRP:   []v2.GatewayVRRPState{{RouterID: 10, Family: corev1.IPv4Protocol, State: "MASTER", Priority: 200, Addresses: 7}},
+			},
+		}},
+		{name: "minimal", kind: gatewayKind, defaults: "spec: {endpoints: NodePort, masquerade: Always, unknownPorts: Drop}", obj: &v2.LoadBalancerGateway{
+			Spec: v2.LoadBalancerGatewaySpec{Pools: []string{"dmz"}},
 		}},
 		{name: "minimal", kind: poolKind, defaults: "spec: {announce: Route}", obj: &v2.AddressPool{
 			Spec: v2.AddressPoolSpec{Subnets: []v2.SubnetSet{{IPv6: ptr("fd00::/128")}}},

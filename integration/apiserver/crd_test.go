@@ -42,6 +42,7 @@ var (
 	requestKind = kind{"BlockRequest", blockRequests, false}
 	egressKind  = kind{"Egress", egresses, true}
 	claimKind   = kind{"AddressClaim", addressClaims, true}
+	gatewayKind = kind{"LoadBalancerGateway", loadBalancerGateways, false}
 
 	policyKind        = kind{"EgressPolicy", egressPolicies, true}
 	clusterPolicyKind = kind{"EgressClusterPolicy", egressClusterPolicies, false}
