@@ -125,7 +125,7 @@ func (l *lab) ask(at netip.AddrPort, within time.Duration) (endpoint, from netip
 	return netip.MustParseAddrPort(here), netip.MustParseAddrPort(there), nil
 }
 
-// slice makes an EndpointSlice of the Service web what it is to be.
+// slice gives the Service web an EndpointSlice of a family with some endpoints, in place of the one that it had.
 func (l *lab) slice(f corev1.IPFamily, addresses ...string) {
 	l.t.Helper()
 	slices := l.Core.DiscoveryV1().EndpointSlices(namespace)
@@ -165,7 +165,7 @@ func (l *lab) condition(kind string) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// Scenarios 1, 19, 22, 23, 26, 33: a Service of both families is reached by a gateway machine, with clients' own addresses, also while the machine doesn't reach the API server and
+// Scenarios 1, 19, 22, 23, 26, 31, 33: a Service of both families is reached by a gateway machine, with clients' own addresses, also while the machine doesn't reach the API server and
 // after it has started again.
 func TestServiceByGateway(t *testing.T) {
 	l := newLab(t, v2.LoadBalancerGatewaySpec{Pools: []string{pool}, Endpoints: v2.EndpointsPod, Masquerade: v2.MasqueradeNever})
@@ -240,6 +240,9 @@ func TestServiceByGateway(t *testing.T) {
 		l.slice(f, endpoints[f]...)
 	}
 	l.until(at, "served again", 1, func(_ netip.AddrPort, err error) bool { return err == nil })
+	// Somebody takes all rules away: they come back.
+	testkit.Must(l.gateway.NS.Run(ctx, "nft", "flush", "ruleset"))(t)
+	l.until(at, "served after all rules were taken away", 1, func(_ netip.AddrPort, err error) bool { return err == nil })
 	// Without the API server the machine goes on, also after a power cut.
 	testkit.Eventually(t, 30*time.Second, "the state is saved", func() error {
 		text, err := os.ReadFile(l.gateway.StateDir() + "/last.json")

@@ -1,6 +1,6 @@
 // Package gateway proves that clients outside of the cluster reach Services by gateway machines, on which coil-lb-agent runs.
 //
-// It asks as clients do, and reads what the API tells. It must not know how the machine sends connections on.
+// The tests connect as clients do, and read the objects of the API. They must not know how the machine sends connections on.
 package gateway
 
 import (

@@ -16,12 +16,12 @@ const (
 	externalName = "external"
 )
 
-// Session is what a user does at the cloud, past any Front.
+// Session is a user's login. Its requests go to the cloud itself, past any Front.
 type Session struct {
 	identity, network string
 	// Token is the user's.
 	Token string
-	// UserID and ProjectID are who the user is.
+	// UserID and ProjectID are the user's.
 	UserID, ProjectID string
 }
 
@@ -126,7 +126,7 @@ func (c *Cloud) Admin() *Session { return c.admin }
 // ExternalID is the network that floating IPs are of: 203.0.113.0/24 and 2001:db8:113::/64.
 func (c *Cloud) ExternalID() string { return c.external }
 
-// populate makes what all clouds have.
+// populate makes the objects that all clouds have.
 func (p *programs) populate(ctx context.Context) error {
 	admin, err := p.Login(ctx, "admin", "admin", "admin")
 	if err != nil {

@@ -2,14 +2,14 @@
 // agents. So its ports have addresses, quotas and rules, but no network, and are DOWN for ever.
 //
 // It owns the cache with the unpacked packages, the programs' configuration, and the proxy by which a test makes their answers late,
-// wrong or lost (Front). It needs no root, and installs nothing. It must not know who uses the cloud, and how.
+// wrong or lost (Front). It needs no root, and installs nothing. It must not know its users.
 //
 //	cloud, err := openstack.Start(ctx, openstack.Options{Log: os.Stderr})
 //	defer cloud.Stop()
 //	p, err := cloud.NewProject(ctx)    // with a user and a network of its own
 //	front, err := cloud.NewFront()     // its URL is the auth_url
 //
-// What Keystone and Neutron have answered is in their logs, in the directory of the cloud.
+// The logs of Keystone and Neutron, in the directory of the cloud, have their answers.
 package openstack
 
 import (
@@ -44,7 +44,7 @@ const (
 
 // Options of a cloud. The zero value is ready to use.
 type Options struct {
-	// Log receives what is done the first time, which takes minutes; nil discards it.
+	// Log receives a line for each step of the first start, which takes minutes; nil discards them.
 	Log io.Writer
 	// PageSize is how many objects an answer of Neutron has at most; the default is 7.
 	PageSize int

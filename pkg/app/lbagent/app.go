@@ -151,14 +151,12 @@ func (o *Options) connect() (caches, versioned.Interface, error) {
 	if err != nil {
 		return caches{}, nil, fmt.Errorf("client of Coil's resources: %w", err)
 	}
-	chosen := func(choose func(*metav1.ListOptions)) externalversions.SharedInformerFactory {
-		return externalversions.NewSharedInformerFactoryWithOptions(coil, 0, externalversions.WithTransform(kube.Strip), externalversions.WithTweakListOptions(choose))
-	}
+	stripped := externalversions.WithTransform(kube.Strip)
 	return caches{
-		all: chosen(func(*metav1.ListOptions) {}),
-		blocks: chosen(func(l *metav1.ListOptions) {
+		all: externalversions.NewSharedInformerFactoryWithOptions(coil, 0, stripped),
+		blocks: externalversions.NewSharedInformerFactoryWithOptions(coil, 0, stripped, externalversions.WithTweakListOptions(func(l *metav1.ListOptions) {
 			l.LabelSelector = v2.LabelFloating + "=" + v2.FloatingValue + "," + v2.LabelAnnounce + "=" + string(v2.AnnounceGateway)
-		}),
+		})),
 		cluster: informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTransform(strip)),
 	}, coil, nil
 }
