@@ -250,3 +250,44 @@ func TestPages(t *testing.T) {
 		t.Errorf("List returns %q in the calls %q, want two pages of ports twice", got, calls)
 	}
 }
+
+// TestNamed makes addresses that are chosen by name, also anew after somebody has deleted their port.
+func TestNamed(t *testing.T) {
+	sc := newScene(t)
+	addr4, addr6 := netip.MustParseAddr("10.1.0.77"), netip.MustParseAddr("fd00:1::4d")
+	want := openstack.Want{IPv4: true, Addresses: []netip.Addr{addr4}, Floating: true}
+	a := sc.ensure("web", want)
+	if !slices.Equal(a.Fixed, []netip.Addr{addr4}) || !a.Floating.IsValid() {
+		t.Errorf("the address is %+v, want %s", a, addr4)
+	}
+	want.IPv6, want.Addresses = true, append(want.Addresses, addr6)
+	a = testkit.Must(sc.Ensure(t.Context(), a, want))(t)
+	if !slices.Equal(a.Fixed, []netip.Addr{addr4, addr6}) {
+		t.Errorf("the address is %+v, want its pair, too", a)
+	}
+	sc.calls()
+	if testkit.Must(sc.Ensure(t.Context(), a, want))(t); len(sc.calls()) != 0 {
+		t.Error("it has all that is wanted, and calls are made")
+	}
+
+	sc.drop("ports/" + a.PortID)
+	if b := testkit.Must(sc.Ensure(t.Context(), sc.seen("web"), want))(t); !slices.Equal(b.Fixed, a.Fixed) || b.Floating != a.Floating || b.PortID == a.PortID {
+		t.Errorf("after its port was deleted it is %+v, want another port with the same", b)
+	}
+
+	// One that Neutron has chosen isn't the one that is wanted.
+	b := sc.ensure("shop", openstack.Want{IPv4: true})
+	addr := netip.MustParseAddr("10.1.0.78")
+	b = testkit.Must(sc.Ensure(t.Context(), b, openstack.Want{IPv4: true, Addresses: []netip.Addr{addr}, Floating: true}))(t)
+	if f := sc.raw("floatingips", "port_id="+b.PortID); !slices.Contains(b.Fixed, addr) || len(f) != 1 || f[0].FixedIP != addr.String() {
+		t.Errorf("the address is %+v, want %s with the floating IP", b, addr)
+	}
+
+	_, err := sc.Ensure(t.Context(), openstack.Address{Key: "other"}, openstack.Want{IPv4: true, Addresses: []netip.Addr{addr4}})
+	refused(t, err, openstack.Conflict, "IpAddressAlreadyAllocated")
+	_, err = sc.Ensure(t.Context(), openstack.Address{Key: "other"}, openstack.Want{IPv4: true, Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.1")}})
+	refused(t, err, openstack.Misconfigured, "10.9.0.1")
+	_, err = sc.Ensure(t.Context(), openstack.Address{Key: "other"}, openstack.Want{IPv4: true, Addresses: []netip.Addr{addr4, addr}})
+	refused(t, err, openstack.Misconfigured, "two addresses")
+	sc.wants("in the end", "one/web port floating", "one/shop port floating")
+}

@@ -12,11 +12,11 @@ type Address struct {
 	Key string
 	// PortID is empty if there is no port.
 	PortID string
-	// Fixed are the addresses that the port has of the configured subnets, in the order of these.
+	// Fixed are the addresses that the port has of the configured subnets, in the order of these: one of each, unless others have added some.
 	Fixed []netip.Addr
 	// FloatingID is empty if there is no floating IP.
 	FloatingID string
-	// Floating is the floating IP; it is valid only if it leads to the address in Fixed.
+	// Floating is the floating IP; it is valid only if it leads to an address in Fixed.
 	Floating netip.Addr
 	// Incomplete says what the address lacks, for people. Ensure adds it. That there is no floating IP isn't among this: whether
 	// one is wanted, the cloud doesn't tell.
@@ -90,9 +90,7 @@ func (a *Address) describe(m marks, subnets []subnet) {
 			lacks("port %s has no tags", a.port.ID)
 		}
 		for _, s := range subnets {
-			if addr := a.port.in(s); addr.IsValid() {
-				a.Fixed = append(a.Fixed, addr)
-			}
+			a.Fixed = append(a.Fixed, a.port.in(s)...)
 		}
 		if len(a.Fixed) == 0 {
 			lacks("port %s has no address of the configured subnets", a.port.ID)
@@ -105,38 +103,45 @@ func (a *Address) describe(m marks, subnets []subnet) {
 	if !m.tagged(a.Key, a.float.Tags) {
 		lacks("the floating IP %s has no tags", a.float.Address)
 	}
-	if a.leads() {
+	if a.leads(netip.Addr{}) {
 		a.Floating = parse(a.float.Address)
 	} else {
 		lacks("the floating IP %s doesn't lead to the port", a.float.Address)
 	}
 }
 
-// fixed4 is the address of IPv4 that the floating IP is to lead to.
-func (a *Address) fixed4() netip.Addr {
+// fixed4 is the address of IPv4 that the floating IP is to lead to: the one that is named, if any is.
+func (a *Address) fixed4(named netip.Addr) netip.Addr {
 	for _, addr := range a.Fixed {
-		if addr.Is4() {
+		if addr.Is4() && (!named.IsValid() || addr == named) {
 			return addr
 		}
 	}
 	return netip.Addr{}
 }
 
-// leads says whether the floating IP leads to the port's address. Neutron keeps the former address in a floating IP whose port has lost it.
-func (a *Address) leads() bool {
-	to := a.fixed4()
-	return a.port != nil && a.float != nil && to.IsValid() && a.float.PortID == a.port.ID && parse(a.float.FixedIP) == to
+// leads says whether the floating IP leads to the port's address that is named or, if none is, to any. Neutron keeps the former address in a
+// floating IP whose port has lost it.
+func (a *Address) leads(named netip.Addr) bool {
+	if a.port == nil || a.float == nil || a.float.PortID != a.port.ID {
+		return false
+	}
+	to := parse(a.float.FixedIP)
+	return to.IsValid() && slices.Contains(a.Fixed, to) && (!named.IsValid() || to == named)
 }
 
-// lacking are the wanted subnets of which the port has no address.
+// lacking are the wanted subnets of which the port has no address, or not the one that is named.
 func (a *Address) lacking(wanted []subnet) []subnet {
-	return slices.DeleteFunc(slices.Clone(wanted), func(s subnet) bool { return a.port.in(s).IsValid() })
+	return slices.DeleteFunc(slices.Clone(wanted), func(s subnet) bool {
+		has := a.port.in(s)
+		return len(has) > 0 && (!s.named.IsValid() || slices.Contains(has, s.named))
+	})
 }
 
 // complete says whether all that is wanted was there.
-func (a *Address) complete(m marks, wanted []subnet, floating bool) bool {
+func (a *Address) complete(m marks, wanted []subnet, w Want) bool {
 	return a.port != nil && m.tagged(a.Key, a.port.Tags) && len(a.lacking(wanted)) == 0 &&
-		(a.float == nil || m.tagged(a.Key, a.float.Tags)) && (!floating || a.leads())
+		(a.float == nil || m.tagged(a.Key, a.float.Tags)) && (!w.Floating || a.leads(w.named(true)))
 }
 
 // Object is an object of the cloud that is deleted.

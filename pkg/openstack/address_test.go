@@ -8,8 +8,8 @@ import (
 )
 
 var (
-	net4    = subnet{"net4", netip.MustParsePrefix("10.1.0.0/24")}
-	net6    = subnet{"net6", netip.MustParsePrefix("fd00:1::/64")}
+	net4    = subnet{id: "net4", prefix: netip.MustParsePrefix("10.1.0.0/24")}
+	net6    = subnet{id: "net6", prefix: netip.MustParsePrefix("fd00:1::/64")}
 	subnet2 = []subnet{net4, net6}
 )
 
@@ -64,7 +64,7 @@ func TestJoin(t *testing.T) {
 			t.Errorf("%s: %+v with the surplus %q", tt.name, a, a.surplus)
 		}
 		wanted := []subnet{net4}
-		if got, want := a.complete(m, wanted, true), tt.leads; got != want {
+		if got, want := a.complete(m, wanted, Want{IPv4: true, Floating: true}), tt.leads; got != want {
 			t.Errorf("%s: it is complete with a floating IP: %t, want %t", tt.name, got, want)
 		}
 	}

@@ -33,7 +33,7 @@ func (c *Client) Ensure(ctx context.Context, seen Address, want Want) (a Address
 			return err
 		}
 		wanted := s.wanted(want)
-		if seen.complete(s.marks, wanted, want.Floating) {
+		if seen.complete(s.marks, wanted, want) {
 			return nil
 		}
 		f, err := s.find(ctx, seen.Key)
@@ -44,7 +44,7 @@ func (c *Client) Ensure(ctx context.Context, seen Address, want Want) (a Address
 		if err := s.ensurePort(ctx, &a, wanted); err != nil {
 			return err
 		}
-		return s.ensureFloat(ctx, &a, want.Floating, c.cfg.FloatingNetworkID)
+		return s.ensureFloat(ctx, &a, want, c.cfg.FloatingNetworkID)
 	})
 	return a, err
 }
@@ -78,30 +78,35 @@ func made(r gophercloud.Result) (got answer, err error) {
 	return got, err
 }
 
-// added are fixed addresses with one more of each of some subnets. Neutron chooses it: on a network of another project, this one may not.
+// added are fixed addresses with one more of each of some subnets. Neutron chooses those that aren't named: on a network of another project, this one may not.
 func added(have []fixedIP, of []subnet) []fixedIP {
 	all := slices.Clone(have)
 	for _, s := range of {
-		all = append(all, fixedIP{SubnetID: s.id})
+		more := fixedIP{SubnetID: s.id}
+		if s.named.IsValid() {
+			more.IPAddress = s.named.String()
+		}
+		all = append(all, more)
 	}
 	return all
 }
 
 // ensureFloat makes the floating IP of an address, if it is wanted, and its tags.
-func (s *session) ensureFloat(ctx context.Context, a *Address, wanted bool, network string) error {
+func (s *session) ensureFloat(ctx context.Context, a *Address, w Want, network string) error {
 	defer func() { a.describe(s.marks, s.subnets) }()
+	named := w.named(true)
 	switch {
-	case a.float == nil && !wanted:
+	case a.float == nil && !w.Floating:
 		return nil
 	case a.float == nil:
-		opts := floatingips.CreateOpts{FloatingNetworkID: network, PortID: a.port.ID, FixedIP: a.fixed4().String(), Description: s.marks.description(a.Key)}
+		opts := floatingips.CreateOpts{FloatingNetworkID: network, PortID: a.port.ID, FixedIP: a.fixed4(named).String(), Description: s.marks.description(a.Key)}
 		got, err := made(floatingips.Create(ctx, s.net, opts).Result)
 		if err != nil {
 			return explain("create the floating IP of address "+a.Key, err)
 		}
 		a.float = got.Float
-	case wanted && !a.leads():
-		opts := floatingips.UpdateOpts{PortID: &a.port.ID, FixedIP: a.fixed4().String(), RevisionNumber: &a.float.Revision}
+	case w.Floating && !a.leads(named):
+		opts := floatingips.UpdateOpts{PortID: &a.port.ID, FixedIP: a.fixed4(named).String(), RevisionNumber: &a.float.Revision}
 		got, err := made(floatingips.Update(ctx, s.net, a.float.ID, opts).Result)
 		if err != nil {
 			return explain("lead floating IP "+a.float.Address+" to address "+a.Key, err)

@@ -54,15 +54,15 @@ type fixedIP struct {
 // addr is invalid if there is no such address.
 func (f fixedIP) addr() netip.Addr { return parse(f.IPAddress) }
 
-// in returns the address that a port has of a subnet. With several it is the lowest. Others may be of no concern: a subnet with SLAAC gives each
-// port one.
-func (p *port) in(s subnet) (lowest netip.Addr) {
+// in returns the addresses that a port has of a subnet, sorted. Those of other subnets may be of no concern: one with SLAAC gives each port one.
+func (p *port) in(s subnet) (all []netip.Addr) {
 	for _, f := range p.FixedIPs {
-		if a := f.addr(); f.SubnetID == s.id && a.IsValid() && (!lowest.IsValid() || a.Less(lowest)) {
-			lowest = a
+		if a := f.addr(); f.SubnetID == s.id && a.IsValid() {
+			all = append(all, a)
 		}
 	}
-	return lowest
+	slices.SortFunc(all, netip.Addr.Compare)
+	return all
 }
 
 // float is a floating IP of an address.

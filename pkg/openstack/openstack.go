@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 )
@@ -129,6 +130,9 @@ func New(cfg Config) (*Client, error) {
 type Want struct {
 	// IPv4 and IPv6 want a fixed address of the family.
 	IPv4, IPv6 bool
+	// Addresses are fixed addresses that the port is to have, at most one of each wanted family. Neutron chooses the others. Only the owner of
+	// the network may choose.
+	Addresses []netip.Addr
 	// Floating wants a floating IP, which leads to the fixed address of IPv4. One that isn't wanted any more stays until the address is deleted: others
 	// may have it on their lists.
 	Floating bool
@@ -146,8 +150,17 @@ func (w Want) validate(c Config, s *session) error {
 	if w.Floating && c.FloatingNetworkID == "" {
 		errs = append(errs, errors.New("a floating IP is wanted, but no network for them is configured"))
 	}
-	if got := len(s.wanted(w)); got < w.families() {
+	subnets := s.wanted(w)
+	if len(subnets) < w.families() {
 		errs = append(errs, errors.New("no subnet is configured of a wanted family"))
+	}
+	for i, a := range w.Addresses {
+		if !slices.ContainsFunc(subnets, func(n subnet) bool { return n.prefix.Contains(a) }) {
+			errs = append(errs, fmt.Errorf("the address %s is wanted, and isn't in a configured subnet of a wanted family", a))
+		}
+		if slices.ContainsFunc(w.Addresses[:i], func(o netip.Addr) bool { return o.Is4() == a.Is4() }) {
+			errs = append(errs, errors.New("two addresses of one family are wanted"))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return &Error{Reason: Misconfigured, Message: err.Error(), err: err}
@@ -170,6 +183,16 @@ func (w Want) of(a netip.Addr) bool {
 		return w.IPv4
 	}
 	return w.IPv6
+}
+
+// named returns the wanted address of a family, invalid if Neutron chooses it.
+func (w Want) named(is4 bool) netip.Addr {
+	for _, a := range w.Addresses {
+		if a.Is4() == is4 {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 // List returns all addresses of the cluster, sorted by their keys, also those that are incomplete.

@@ -27,6 +27,8 @@ type session struct {
 type subnet struct {
 	id     string
 	prefix netip.Prefix
+	// named is the address of it that is wanted, invalid if any is.
+	named netip.Addr
 }
 
 // do calls f with the session. A session whose credentials were refused is forgotten: the next call reads them anew, since
@@ -160,7 +162,7 @@ func (s *session) addSubnet(ctx context.Context, id string) error {
 			return misconfigured("the subnets %s and %s are of the same family", other.id, id)
 		}
 	}
-	s.subnets = append(s.subnets, subnet{id, prefix})
+	s.subnets = append(s.subnets, subnet{id: id, prefix: prefix})
 	return nil
 }
 
@@ -168,6 +170,7 @@ func (s *session) addSubnet(ctx context.Context, id string) error {
 func (s *session) wanted(w Want) (all []subnet) {
 	for _, n := range s.subnets {
 		if w.of(n.prefix.Addr()) {
+			n.named = w.named(n.prefix.Addr().Is4())
 			all = append(all, n)
 		}
 	}

@@ -274,7 +274,7 @@ func (c *Controller) writeStatus(ctx context.Context, g *gathered) error {
 	}
 	faultpoint.At(faultpoint.FloatingTold)
 	was, is := meta.FindStatusCondition(g.claim.Status.Conditions, v2.ClaimReady), meta.FindStatusCondition(status.Conditions, v2.ClaimReady)
-	if is.Status == metav1.ConditionFalse && (was == nil || was.Status != is.Status || was.Reason != is.Reason) {
+	if is.Status == metav1.ConditionFalse && is.Reason != v2.ReasonWaitsForOpenStack && (was == nil || was.Status != is.Status || was.Reason != is.Reason) {
 		c.cfg.Recorder.Eventf(g.claim, nil, corev1.EventTypeWarning, is.Reason, "GiveAddresses", "%s", is.Message)
 		klog.FromContext(ctx).Info("A claim lacks addresses", "claim", klog.KObj(g.claim), "reason", is.Reason, "message", is.Message)
 	}

@@ -140,7 +140,13 @@ func (c *Controller) decide(g *gathered, pool *v2.AddressPool) *claims.Problem {
 		return &claims.Problem{Reason: v2.ReasonBlockSize, Message: fmt.Sprintf(
 			"Blocks of AddressPool %s have %d addresses: floating addresses need a pool with blockSizeBits: 0", pool.Name, p.BlockSize())}
 	}
-	g.pool, g.decision = p, claims.Decide(claims.Facts{Claim: g.claim, Pool: p, Blocks: g.blocks})
+	facts := claims.Facts{Claim: g.claim, Pool: p, Blocks: g.blocks}
+	if pool.Spec.OpenStack != nil {
+		if facts.Claim = claims.ProvidedTo(g.claim); facts.Claim == nil {
+			return &claims.Problem{Reason: v2.ReasonWaitsForOpenStack, Message: fmt.Sprintf("OpenStack hasn't provided the address, which is for coil-lb-controller to ask for in AddressPool %s", pool.Name)}
+		}
+	}
+	g.pool, g.decision = p, claims.Decide(facts)
 	return nil
 }
 

@@ -75,6 +75,21 @@ type AddressClaimSpec struct {
 const (
 	// ClaimReady is True when the claim has all addresses that it asks for.
 	ClaimReady = "Ready"
+	// ClaimProvided, of a claim in a pool with spec.openstack, is True when OpenStack has all that the address needs. If it is False, the reason and the message are
+	// OpenStack's.
+	ClaimProvided = "Provided"
+	// ClaimAllowed, of the same claims, is True when the ports of gateways may use the address. The message names those that can't be told.
+	ClaimAllowed = "Allowed"
+)
+
+// Reasons of ClaimProvided and ClaimAllowed beside those of OpenStack.
+const (
+	// ReasonAddressProvided: ClaimProvided is True.
+	ReasonAddressProvided = "AddressProvided"
+	// ReasonPairsWritten: ClaimAllowed is True.
+	ReasonPairsWritten = "AddressPairsWritten"
+	// ReasonPairsRefused: ClaimAllowed is False, as no gateway's port may use the address.
+	ReasonPairsRefused = "AddressPairsRefused"
 )
 
 // Reasons of ClaimReady, beside ReasonPoolNotFound, ReasonPoolTerminating, ReasonPoolExhausted, ReasonPoolInvalid and
@@ -92,6 +107,8 @@ const (
 	ReasonAddressOutsidePool = "AddressOutsidePool"
 	// ReasonAddressInUse: a pod or a node has an address of the list.
 	ReasonAddressInUse = "AddressInUse"
+	// ReasonWaitsForOpenStack: the AddressPool's addresses come from OpenStack, which hasn't provided one yet.
+	ReasonWaitsForOpenStack = "WaitsForOpenStack"
 	// ReasonAddressTaken: an address of the list belongs to another claim, or cools down after it did.
 	ReasonAddressTaken = "AddressTaken"
 )
@@ -110,6 +127,11 @@ type AddressClaimStatus struct {
 	// +listMapKey=block
 	// +kubebuilder:validation:MaxItems=1024
 	Addresses []ClaimedAddress `json:"addresses,omitempty"`
+
+	// Provided is the address that OpenStack provides, if the pool has spec.openstack.
+	//
+	// +optional
+	Provided *ProvidedAddress `json:"provided,omitempty"`
 
 	// Summary is "those it has/those it asks for", for people.
 	//
@@ -139,6 +161,30 @@ type ClaimedAddress struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=39
 	IPv6 string `json:"ipv6,omitempty"`
+}
+
+// ProvidedAddress is an address, or the pair of a dual-stack pool, that OpenStack provides.
+type ProvidedAddress struct {
+	// PortID is the ID of the port of Neutron that has the address.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=255
+	PortID string `json:"portID,omitempty"`
+	// IPv4 is the IPv4 address.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	IPv4 string `json:"ipv4,omitempty"`
+	// IPv6 is the IPv6 address.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=39
+	IPv6 string `json:"ipv6,omitempty"`
+	// FloatingIP is the floating IP that leads to the IPv4 address.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	FloatingIP string `json:"floatingIP,omitempty"`
 }
 
 // AddressClaimList is a list of AddressClaims.

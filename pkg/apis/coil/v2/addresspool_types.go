@@ -45,6 +45,8 @@ type AddressPool struct {
 // +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).ip().family() != 6 || cidr(s.ipv6).prefixLength() + self.blockSizeBits <= 128)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() + self.blockSizeBits > 128, i)[0]].ipv6 + ' is smaller than a block of 2^blockSizeBits addresses'"
 // +kubebuilder:validation:XValidation:rule="!has(self.purpose) || self.purpose != 'Floating' || self.blockSizeBits == 0",fieldPath=".purpose",message="a pool of floating addresses needs blockSizeBits: 0"
 // +kubebuilder:validation:XValidation:rule="!has(self.announce) || self.announce != 'Gateway' || has(self.purpose) && self.purpose == 'Floating'",fieldPath=".announce",message="a pool of gateways needs purpose: Floating: pods can't have its addresses"
+// +kubebuilder:validation:XValidation:rule="!has(self.openstack) || has(self.announce) && self.announce == 'Gateway'",fieldPath=".openstack",message="is for pools with announce: Gateway"
+// +kubebuilder:validation:XValidation:rule="has(self.openstack) == has(oldSelf.openstack)",fieldPath=".openstack",message="can't be added or removed: make another pool"
 // +kubebuilder:validation:XValidation:rule="!has(self.vrrp) || has(self.announce) && self.announce == 'Gateway'",fieldPath=".vrrp",message="is for pools with announce: Gateway"
 type AddressPoolSpec struct {
 	// Purpose is the use of the pool's addresses. Any, the default, is for pods and AddressClaims. Floating is for
@@ -80,6 +82,12 @@ type AddressPoolSpec struct {
 	//
 	// +optional
 	VRRP *PoolVRRP `json:"vrrp,omitempty"`
+
+	// OpenStack has each address be a port of Neutron, which OpenStack gives to nobody else. It is for pools with announce: Gateway whose gateways are
+	// machines of that cloud. spec.subnets are then ranges of Neutron's subnets.
+	//
+	// +optional
+	OpenStack *PoolOpenStack `json:"openstack,omitempty"`
 
 	// BlockSizeBits is the size of the blocks that are carved out of the pool: a
 	// block has 2^blockSizeBits addresses of each family. It can't be changed.
@@ -126,6 +134,30 @@ type PoolVRRP struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=16
 	Instances int32 `json:"instances"`
+}
+
+// PoolOpenStack says where in OpenStack the ports of a pool's addresses are.
+type PoolOpenStack struct {
+	// Cloud is the name of a cloud in the clouds.yaml of coil-lb-controller; it has credentials of one project. Default: the one of the variable OS_CLOUD.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Cloud string `json:"cloud,omitempty"`
+	// SubnetIDs are the IDs of Neutron's subnets: one of each family that the pool has, of one network. They can't be changed. With both families the project must
+	// own the network: OpenStack chooses one address of a pair, and the other one follows from spec.subnets.
+	//
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=255
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="can't be changed: make another pool"
+	SubnetIDs []string `json:"subnetIDs"`
+	// FloatingNetworkID is the ID of an external network. With it each IPv4 address gets a floating IP of that network, which is the one that Services tell.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=255
+	FloatingNetworkID string `json:"floatingNetworkID,omitempty"`
 }
 
 // PoolPurpose says which addresses a pool gives.

@@ -67,6 +67,29 @@ type LoadBalancerGatewaySpec struct {
 	//
 	// +optional
 	VRRP *GatewayVRRP `json:"vrrp,omitempty"`
+
+	// OpenStack is the machine's own port, if OpenStack checks which addresses it uses. It is for pools with spec.openstack.
+	//
+	// +optional
+	OpenStack *GatewayOpenStack `json:"openstack,omitempty"`
+}
+
+// GatewayOpenStack says which port of Neutron a gateway has.
+type GatewayOpenStack struct {
+	// PortID is the ID of the port, whose allowed address pairs get the addresses of the machine's pools.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=255
+	PortID string `json:"portID"`
+	// AddressPairs are ranges that the port gets as address pairs, instead of one for each address in them: a port has ten pairs, unless Neutron's
+	// max_allowed_address_pair says otherwise. Under OVN floating IPs need single addresses.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r))",message="must be ranges, such as 192.0.2.0/26"
+	AddressPairs []string `json:"addressPairs,omitempty"`
 }
 
 // GatewayVRRP is how a gateway takes part in elections.
