@@ -54,7 +54,7 @@ func (s *served) start() (stop func()) {
 	cfg := testkit.Must(s.api.UserConfig("system:serviceaccount:kube-system:coil-lb-controller", "system:serviceaccounts", "system:serviceaccounts:kube-system"))(s.t)
 	cfg.WarningHandler = rest.NoWarnings{} // one about the name of the finalizer in each answer
 	go func() {
-		done <- lbcontroller.Run(ctx, cfg, &lbcontroller.Options{Options: election, Namespace: "kube-system", DefaultPool: "services"})
+		done <- lbcontroller.Run(ctx, cfg, &lbcontroller.Options{CloudResync: time.Minute, Options: election, Namespace: "kube-system", DefaultPool: "services"})
 	}()
 	var once bool
 	stop = func() {

@@ -46,7 +46,7 @@ func newServices(t *testing.T) *services {
 	s.client = testkit.Must(netlab.Open(testkit.Must(s.NetNS(cluster.Fabric))(t)))(t)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
-	o := &lbcontroller.Options{Namespace: "kube-system", DefaultPool: s.pool, Options: leading.Options{Election: leader.Election{
+	o := &lbcontroller.Options{CloudResync: time.Minute, Namespace: "kube-system", DefaultPool: s.pool, Options: leading.Options{Election: leader.Election{
 		Namespace: "kube-system", LeaseDuration: 11 * time.Minute, RenewDeadline: 10 * time.Minute, RetryPeriod: time.Second, // other tests end the API server
 	}}}
 	go func() { ended <- lbcontroller.Run(ctx, s.RESTConfig(), o) }()

@@ -63,7 +63,7 @@ func newServed(t *testing.T, pool string, announce v2.PoolAnnounce) *served {
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
-	o := &lbcontroller.Options{Namespace: "kube-system", DefaultPool: pool, Options: leading.Options{Election: leader.Election{
+	o := &lbcontroller.Options{CloudResync: time.Minute, Namespace: "kube-system", DefaultPool: pool, Options: leading.Options{Election: leader.Election{
 		Namespace: "kube-system", LeaseDuration: 11 * time.Minute, RenewDeadline: 10 * time.Minute, RetryPeriod: time.Second, // other tests make outages
 	}}}
 	go func() { ended <- lbcontroller.Run(ctx, s.API.RESTConfig(), o) }()

@@ -84,6 +84,14 @@ const (
 	ServeUnclaimed  Point = "serve.unclaimed"  // the AddressClaim is deleted
 )
 
+// The points while OpenStack provides the address of an AddressClaim, in their order, and then that while it takes one back.
+const (
+	CloudProvided Point = "cloud.provided" // the cloud has all, the claim says nothing of it
+	CloudTold     Point = "cloud.told"     // the claim's status tells it; passed again with each of its conditions
+	CloudAllowed  Point = "cloud.allowed"  // gateways may use the address, or may not any more
+	CloudDeleted  Point = "cloud.deleted"  // the cloud has nothing, the claim keeps its finalizer
+)
+
 // The points while an AddressClaim gets addresses, in their order, and then that while it loses one.
 const (
 	FloatingChosen  Point = "floating.chosen"
@@ -154,6 +162,7 @@ var (
 	Carve         = []Point{CarveChosen, CarveCreated, CarveAnswered}
 	Floating      = []Point{FloatingChosen, FloatingCreated, FloatingTold, FloatingDeleted}
 	Serve         = []Point{ServeClaimed, ServeRemembered, ServePlaced, ServeTold, ServeUntold, ServeReleased, ServeUnclaimed}
+	Cloud         = []Point{CloudProvided, CloudTold, CloudAllowed, CloudDeleted}
 	Hold          = []Point{HoldWritten, HoldLed, HoldOpened, HoldSettled, HoldAnnounced}
 	Give          = []Point{GiveClosed, GiveSettled, GiveWithdrawn, GiveWritten}
 	Handover      = []Point{HandoverOffered, HandoverCopied, HandoverReady, HandoverMoved, HandoverDone}

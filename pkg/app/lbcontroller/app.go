@@ -6,7 +6,9 @@ package lbcontroller
 
 import (
 	"context"
+	"slices"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +19,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/controller/cloudaddress"
 	"github.com/coil-net/coil/pkg/controller/loadbalancer"
 	"github.com/coil-net/coil/pkg/kube"
 )
@@ -44,7 +47,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 	return leading.Program{Name: programName, Lease: leaseName, Options: o.Options, Compose: o.compose}.Run(ctx, cfg)
 }
 
-// compose makes the controller. Its informers keep only the fields that it reads.
+// compose makes the controllers. Their informers keep only the fields that these read.
 func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Controllers, error) {
 	pools := externalversions.NewSharedInformerFactoryWithOptions(e.Coil, 0, externalversions.WithTransform(kube.Strip))
 	claims := externalversions.NewSharedInformerFactoryWithOptions(e.Coil, 0, externalversions.WithTransform(kube.Strip), externalversions.WithNamespace(o.Namespace))
@@ -60,10 +63,22 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 	if err != nil {
 		return leading.Controllers{}, err
 	}
+	clouds, err := cloudaddress.New(cloudaddress.Config{
+		Coil: e.Coil, Pools: pools.Coil().V2().AddressPools(), Claims: claims.Coil().V2().AddressClaims(), Gateways: pools.Coil().V2().LoadBalancerGateways(),
+		Namespace: o.Namespace, Open: o.open(e.Core, cloudaddress.NewMetrics(e.Registry)), Resync: o.CloudResync, Recorder: e.Recorder, LoopMetrics: e.Loops,
+	})
+	if err != nil {
+		return leading.Controllers{}, err
+	}
 	return leading.Controllers{
 		Informers: []leading.Informers{pools, claims, blocks, cluster},
-		Synced:    services.Synced(),
-		Run:       services.Run,
+		Synced:    slices.Concat(services.Synced(), clouds.Synced()),
+		Run: func(ctx context.Context) error {
+			group, ctx := errgroup.WithContext(ctx)
+			group.Go(func() error { return services.Run(ctx) })
+			group.Go(func() error { return clouds.Run(ctx) })
+			return group.Wait()
+		},
 	}, nil
 }
 

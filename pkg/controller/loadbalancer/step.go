@@ -35,11 +35,12 @@ const (
 	reasonGateway   = "WaitsForGateway"
 	reasonSilent    = "GatewaySilent"
 	reasonRefused   = "GatewayError"
+	reasonPairs     = "WaitsForOpenStack"
 )
 
 // waiting says whether a reason is one for which Services have to wait only.
 func waiting(reason string) bool {
-	return reason == reasonWaits || reason == reasonHolder || reason == reasonGateway
+	return reason == reasonWaits || reason == reasonHolder || reason == reasonGateway || reason == reasonPairs
 }
 
 // step makes the next write into a Service, whose event leads to the one after it.
@@ -93,7 +94,9 @@ func (c *Controller) do(ctx context.Context, s *corev1.Service, next loadbalance
 	switch {
 	case next.Metadata != nil:
 		after, err = kube.PatchMetadata(ctx, services, s, map[string]any{
-			"finalizers": next.Metadata.Finalizers, "annotations": map[string]any{loadbalancer.AnnotationAssigned: annotation(next.Metadata)},
+			"finalizers": next.Metadata.Finalizers, "annotations": map[string]any{
+				loadbalancer.AnnotationAssigned: annotation(next.Metadata, loadbalancer.AnnotationAssigned), loadbalancer.AnnotationFloatingIP: annotation(next.Metadata, loadbalancer.AnnotationFloatingIP),
+			},
 		})
 	case next.Status != nil:
 		after, err = services.UpdateStatus(ctx, next.Status, metav1.UpdateOptions{})
@@ -128,9 +131,9 @@ func passed(s *corev1.Service, done loadbalancer.Step) {
 	}
 }
 
-// annotation is the value of the annotation in a patch: null if it is to go.
-func annotation(s *corev1.Service) any {
-	if text, ok := s.Annotations[loadbalancer.AnnotationAssigned]; ok {
+// annotation is the value of an annotation in a patch: null if it is to go.
+func annotation(s *corev1.Service, name string) any {
+	if text, ok := s.Annotations[name]; ok {
 		return text
 	}
 	return nil
@@ -144,7 +147,7 @@ func (c *Controller) tell(before, after *corev1.Service) {
 			continue
 		}
 		severity := corev1.EventTypeNormal
-		if is.Status != metav1.ConditionTrue && is.Reason != reasonWaits && is.Reason != reasonGateway {
+		if is.Status != metav1.ConditionTrue && is.Reason != reasonWaits && is.Reason != reasonGateway && is.Reason != reasonPairs {
 			severity = corev1.EventTypeWarning
 		}
 		c.cfg.Recorder.Eventf(after, nil, severity, is.Reason, "ServeAddress", "%s", is.Message)
@@ -163,15 +166,18 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 		want.Assigned.Reason, want.Assigned.Message = string(given.Reason), given.Message
 		return want
 	case claim == nil || len(addressOf(claim).Addrs()) == 0:
-		want.Assigned.Reason, want.Assigned.Message = reasonWaits, c.unanswered(claim, given)
+		want.Assigned.Reason, want.Assigned.Message = c.unanswered(claim, given)
 		if has := loadbalancer.Of(s).Has; len(has) > 0 && sets.New(given.Address.Addrs()...).HasAll(has...) {
-			want.Addresses = given.Address // its claim was lost, and comes back
+			want.Addresses, want.FloatingIP = given.Address, remembered(s) // its claim was lost, and comes back
 		}
 		return want
 	}
 	want.Addresses = addressOf(claim)
 	want.Assigned.Status, want.Assigned.Reason = metav1.ConditionTrue, reasonAssigned
 	want.Assigned.Message = fmt.Sprintf("It has %s of AddressPool %s", want.Addresses, claim.Spec.Pool)
+	if claim.Status.Provided != nil {
+		provided(&want, claim)
+	}
 	want.Serving.Reason, want.Serving.Message = c.served(s, claim)
 	if want.Serving.Reason == reasonServed {
 		want.Served, want.Serving.Status = true, metav1.ConditionTrue
@@ -179,14 +185,17 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 	return want
 }
 
-// unanswered says why a claim has no address yet.
-func (c *Controller) unanswered(claim *v2.AddressClaim, given loadbalancer.Given) string {
+// unanswered says why a claim has no address yet: it waits, or OpenStack has refused it.
+func (c *Controller) unanswered(claim *v2.AddressClaim, given loadbalancer.Given) (reason, message string) {
 	if claim != nil {
+		if is := meta.FindStatusCondition(claim.Status.Conditions, v2.ClaimProvided); is != nil && is.Status == metav1.ConditionFalse {
+			return is.Reason, fmt.Sprintf("AddressClaim %s gets no address: %s", klog.KObj(claim), is.Message)
+		}
 		if ready := meta.FindStatusCondition(claim.Status.Conditions, v2.ClaimReady); ready != nil && ready.Status == metav1.ConditionFalse {
-			return fmt.Sprintf("AddressClaim %s gets no address: %s: %s", klog.KObj(claim), ready.Reason, ready.Message)
+			return reasonWaits, fmt.Sprintf("AddressClaim %s gets no address: %s: %s", klog.KObj(claim), ready.Reason, ready.Message)
 		}
 	}
-	return fmt.Sprintf("AddressClaim %s/%s has no address yet", c.cfg.Namespace, given.Claim)
+	return reasonWaits, fmt.Sprintf("AddressClaim %s/%s has no address yet", c.cfg.Namespace, given.Claim)
 }
 
 // served says whether a node answers for the address of a claim, and takes packets for the ports of a Service.
@@ -200,7 +209,12 @@ func (c *Controller) served(s *corev1.Service, claim *v2.AddressClaim) (reason, 
 	case slices.ContainsFunc(portsOf(s), func(p v2.FloatingPort) bool { return !slices.Contains(f.Ports, p) }):
 		return reasonHolder, fmt.Sprintf("AddressBlock %s doesn't have the ports yet", b.Name)
 	case ofGateways(b):
-		return c.servedByGateways(s, b)
+		refused, why, also := allowed(claim)
+		if refused != "" {
+			return refused, why
+		}
+		reason, message := c.servedByGateways(s, b)
+		return reason, message + also
 	case len(f.Successors) == 0 && needsEndpoints(s):
 		return reasonEndpoints, "No node that may have the address has an endpoint that is ready (externalTrafficPolicy: Local)"
 	case len(f.Successors) == 0:

@@ -9,6 +9,8 @@ const (
 	// AnnotationAssigned lists the addresses that Coil has given to the Service, in the same form. It decides who has an address when Coil's
 	// controller starts.
 	AnnotationAssigned = "coil.cybozu.com/assigned-addresses"
+	// AnnotationFloatingIP is the floating IP that OpenStack leads to the IPv4 address: clients reach the Service by it, and its status tells it.
+	AnnotationFloatingIP = "coil.cybozu.com/floating-ip"
 	// AnnotationSharing is SharingNone, or the name of a group: only Services of one group have an address together. Unset, a Service shares its
 	// address with others that have no group.
 	AnnotationSharing = "coil.cybozu.com/sharing"

@@ -1,6 +1,7 @@
 package loadbalancer
 
 import (
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -17,6 +18,8 @@ import (
 type State struct {
 	// Addresses are those that it is to have. None are known as long as its claim has no answer.
 	Addresses ipam.Address
+	// FloatingIP is told instead of the IPv4 address, if it is valid.
+	FloatingIP netip.Addr
 	// Served says that a place answers for the addresses, and forwards to the Service.
 	Served bool
 	// Assigned and Serving are its conditions, without times.
@@ -47,6 +50,7 @@ func Release(s *corev1.Service) Step {
 		return Step{Status: next}
 	}
 	delete(next.Annotations, AnnotationAssigned)
+	delete(next.Annotations, AnnotationFloatingIP)
 	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == Finalizer })
 	return Step{Metadata: next}
 }
@@ -54,7 +58,6 @@ func Release(s *corev1.Service) Step {
 // Serve returns the next step of a Service that is to have addresses. The finalizer comes first. The addresses are remembered before they are told, and told
 // when they are served; those that it had are taken out of the status before they are forgotten.
 func Serve(s *corev1.Service, want State) Step {
-	remembered := text(want.Addresses.Addrs())
 	next := s.DeepCopy()
 	status := func(ingress []corev1.LoadBalancerIngress) Step {
 		next.Status.LoadBalancer.Ingress = ingress
@@ -67,32 +70,41 @@ func Serve(s *corev1.Service, want State) Step {
 		}
 		return Step{Status: next}
 	}
-	if s.Annotations[AnnotationAssigned] != remembered && len(foreign(s)) < len(s.Status.LoadBalancer.Ingress) {
-		return status(foreign(s))
-	}
 	if !slices.Contains(next.Finalizers, Finalizer) {
 		next.Finalizers = append(next.Finalizers, Finalizer)
 	}
-	metav1.SetMetaDataAnnotation(&next.ObjectMeta, AnnotationAssigned, remembered)
-	if !Taken(s) || s.Annotations[AnnotationAssigned] != remembered || !slices.Equal(s.Finalizers, next.Finalizers) {
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, AnnotationAssigned, text(want.Addresses.Addrs()))
+	if want.FloatingIP.IsValid() {
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, AnnotationFloatingIP, want.FloatingIP.String())
+	} else {
+		delete(next.Annotations, AnnotationFloatingIP)
+	}
+	others := !maps.Equal(s.Annotations, next.Annotations)
+	if others && len(foreign(s)) < len(s.Status.LoadBalancer.Ingress) {
+		return status(foreign(s))
+	}
+	if others || !slices.Equal(s.Finalizers, next.Finalizers) {
 		return Step{Metadata: next}
 	}
 	told := own(s)
 	switch {
 	case want.Served:
-		told = ingress(s, want.Addresses)
-	case !slices.EqualFunc(told, ingress(s, want.Addresses), same):
+		told = ingress(s, want)
+	case !slices.EqualFunc(told, ingress(s, want), same):
 		told = nil // of other families
 	}
 	return status(append(foreign(s), told...))
 }
 
 // ingress are the entries of a Service's status for addresses, in the order of the Service's families.
-func ingress(s *corev1.Service, addr ipam.Address) (all []corev1.LoadBalancerIngress) {
+func ingress(s *corev1.Service, want State) (all []corev1.LoadBalancerIngress) {
 	for _, f := range s.Spec.IPFamilies {
-		a := addr.IPv4
+		a := want.Addresses.IPv4
+		if want.FloatingIP.IsValid() {
+			a = want.FloatingIP
+		}
 		if f == corev1.IPv6Protocol {
-			a = addr.IPv6
+			a = want.Addresses.IPv6
 		}
 		if a.IsValid() {
 			all = append(all, corev1.LoadBalancerIngress{IP: a.String(), IPMode: new(corev1.LoadBalancerIPModeVIP)})
@@ -101,11 +113,18 @@ func ingress(s *corev1.Service, addr ipam.Address) (all []corev1.LoadBalancerIng
 	return all
 }
 
+// FloatingIP is the floating IP that a Service remembers; none or one.
+func FloatingIP(s *corev1.Service) []netip.Addr {
+	all, _ := addresses(s.Annotations[AnnotationFloatingIP])
+	return all
+}
+
 func same(a, b corev1.LoadBalancerIngress) bool { return reflect.DeepEqual(a, b) }
 
 // isOwn says whether an entry of a Service's status is about an address that Coil gave to the Service.
 func isOwn(s *corev1.Service) func(corev1.LoadBalancerIngress) bool {
 	has, _ := addresses(s.Annotations[AnnotationAssigned])
+	has = append(has, FloatingIP(s)...)
 	return func(i corev1.LoadBalancerIngress) bool {
 		a, err := netip.ParseAddr(i.IP)
 		return err == nil && slices.Contains(has, a)

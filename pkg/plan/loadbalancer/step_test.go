@@ -28,8 +28,13 @@ func desired(r *rand.Rand) loadbalancer.State {
 		}
 	}
 	status := []metav1.ConditionStatus{metav1.ConditionTrue, metav1.ConditionFalse}
+	addr, floating := ipam.AddressOf(addrs...), netip.Addr{}
+	if addr.IPv4.IsValid() && r.IntN(2) == 0 {
+		floating = netip.MustParseAddr(fmt.Sprintf("198.51.100.%d", 1+r.IntN(2)))
+	}
 	return loadbalancer.State{
-		Addresses: ipam.AddressOf(addrs...), Served: len(addrs) > 0 && r.IntN(2) == 0, Now: metav1.Unix(1, 0),
+		FloatingIP: floating,
+		Addresses:  ipam.AddressOf(addrs...), Served: len(addrs) > 0 && r.IntN(2) == 0, Now: metav1.Unix(1, 0),
 		Assigned: metav1.Condition{Type: loadbalancer.ConditionAssigned, Status: status[r.IntN(2)], Reason: "A"},
 		Serving:  metav1.Condition{Type: loadbalancer.ConditionServed, Status: status[r.IntN(2)], Reason: "S"},
 	}
@@ -111,7 +116,7 @@ func TestSteps(t *testing.T) {
 }
 
 func invariants(t *testing.T, s *corev1.Service) {
-	has := loadbalancer.Of(s).Has
+	has := append(loadbalancer.Of(s).Has, loadbalancer.FloatingIP(s)...)
 	for _, a := range told(s) {
 		if !slices.Contains(has, netip.MustParseAddr(a)) {
 			t.Errorf("%s is told, remembered are %s", a, has)
@@ -130,7 +135,7 @@ func invariants(t *testing.T, s *corev1.Service) {
 
 func settled(t *testing.T, s *corev1.Service, want loadbalancer.State, release bool) {
 	if release {
-		if loadbalancer.Taken(s) || len(told(s)) > 0 || len(s.Status.Conditions) > 1 || len(s.Finalizers) > 1 {
+		if loadbalancer.Taken(s) || len(loadbalancer.FloatingIP(s)) > 0 || len(told(s)) > 0 || len(s.Status.Conditions) > 1 || len(s.Finalizers) > 1 {
 			t.Error("something is left")
 		}
 		return
@@ -144,7 +149,11 @@ func settled(t *testing.T, s *corev1.Service, want loadbalancer.State, release b
 	var addrs []string
 	for _, f := range s.Spec.IPFamilies {
 		for _, a := range want.Addresses.Addrs() {
-			if a.Is6() == (f == corev1.IPv6Protocol) {
+			switch {
+			case a.Is6() != (f == corev1.IPv6Protocol):
+			case a.Is4() && want.FloatingIP.IsValid():
+				addrs = append(addrs, want.FloatingIP.String())
+			default:
 				addrs = append(addrs, a.String())
 			}
 		}
