@@ -8,7 +8,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,6 +18,8 @@ import (
 	"testing"
 
 	lab "github.com/coil-net/coil/integration/lab/openstack"
+	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/openstack"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -31,17 +32,18 @@ var clouds [2]struct {
 	users atomic.Int64 // tests that run
 }
 
-func TestMain(m *testing.M) {
-	code := m.Run()
+// shared is the cluster of the tests of Services.
+var shared = rigtest.Shared{Options: rig.Options{Tags: []string{"faultpoints"}}, End: stopClouds}
+
+func TestMain(m *testing.M) { shared.Main(m) }
+
+func stopClouds() (err error) {
 	for i := range clouds {
 		if c := clouds[i].Cloud; c != nil {
-			if err := c.Stop(); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				code = 1
-			}
+			err = errors.Join(err, c.Stop())
 		}
 	}
-	os.Exit(code)
+	return err
 }
 
 // take returns the cloud that fewest tests use.
@@ -70,11 +72,17 @@ type scene struct {
 	*openstack.Client
 }
 
-// newScene makes a project. It runs with others at the same time.
+// newScene makes a project. The test runs with others at the same time.
 func newScene(t *testing.T) *scene {
 	t.Helper()
 	testkit.Need(t, testkit.APIServer)
 	t.Parallel()
+	return newProject(t)
+}
+
+// newProject makes a project.
+func newProject(t *testing.T) *scene {
+	t.Helper()
 	cloud := take(t)
 	sc := &scene{t: t, cloud: cloud, Project: testkit.Must(cloud.NewProject(t.Context()))(t), front: testkit.Must(cloud.NewFront())(t)}
 	t.Cleanup(sc.front.Close)

@@ -78,6 +78,8 @@ type Shared struct {
 	Options rig.Options
 	// Check says whether the machine has what the tests need beside it; nil for nothing.
 	Check func() error
+	// End takes away what the tests have made beside the rig; nil for nothing.
+	End func() error
 	// Parallel is how many tests run at once; 0 for the default.
 	Parallel int
 
@@ -94,6 +96,12 @@ func (s *Shared) Main(m *testing.M) {
 	code := m.Run()
 	if s.running != nil {
 		if err := s.running.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	if s.End != nil {
+		if err := s.End(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
