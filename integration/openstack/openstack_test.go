@@ -188,7 +188,7 @@ func (sc *scene) raw(kind, filter string) (all []object) {
 	}
 }
 
-// inventory says what addresses there are, as "cluster/key port floating", sorted. Both marks of their objects must say the same. Objects
+// inventory says what addresses there are, as "cluster/key port floating", sorted. An object whose marks differ is told with both. Objects
 // with the tag "foreign" are named by it and their ID.
 func (sc *scene) inventory() (all []string) {
 	sc.t.Helper()
@@ -196,12 +196,12 @@ func (sc *scene) inventory() (all []string) {
 	line := map[string]string{}
 	for _, p := range sc.raw("ports", "network_id="+sc.NetworkID) {
 		if p.DeviceOwner == "" {
-			ports[p.ID] = owner(sc.t, "port", p)
+			ports[p.ID] = owner(p)
 			line[p.ID] = ports[p.ID] + " port"
 		}
 	}
 	for _, f := range sc.raw("floatingips", "") {
-		of := owner(sc.t, "floating IP", f)
+		of := owner(f)
 		if f.PortID == "" || ports[f.PortID] != of {
 			all = append(all, of+" floating alone")
 			continue
@@ -215,9 +215,8 @@ func (sc *scene) inventory() (all []string) {
 	return all
 }
 
-// owner is the cluster and the key that both marks of an object say; it is empty for one that isn't of any.
-func owner(t *testing.T, kind string, o object) string {
-	t.Helper()
+// owner is the cluster and the key that the tags of an object say, with the description if that says something else; it is empty for one that isn't of any.
+func owner(o object) string {
 	if slices.Contains(o.Tags, "foreign") {
 		return "foreign " + o.ID
 	}
@@ -230,10 +229,11 @@ func owner(t *testing.T, kind string, o object) string {
 			key = v
 		}
 	}
+	owner := cluster + "/" + key
 	if want := "Coil: cluster " + cluster + ", address " + key; o.Description != want && strings.HasPrefix(o.Description, "Coil:") {
-		t.Errorf("%s %s has the tags %q and the description %q", kind, o.ID, o.Tags, o.Description)
+		owner += " described as " + o.Description
 	}
-	return cluster + "/" + key
+	return owner
 }
 
 // wants compares the inventory.

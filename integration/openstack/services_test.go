@@ -16,8 +16,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	lab "github.com/coil-net/coil/integration/lab/openstack"
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/openstack"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -312,4 +315,69 @@ func Test12Service(t *testing.T) {
 		return nil
 	})
 	s.tells("web", "AddressAssigned", is(again[0]))
+}
+
+// Test10Service kills the controller at each step of giving an address and of taking it back. Nothing is left over, and another Service keeps its address.
+func Test10Service(t *testing.T) {
+	s := newServed(t, ranges("10.1.0.0/24", "fd00:1::/120"))
+	s.make("calm", 80)
+	told := s.tells("calm", "AddressAssigned", isFloating)
+	calm := s.claim("calm")
+	points, rounds := slices.Clone(faultpoint.Cloud), 1
+	if testkit.LBForm.Long() {
+		points, rounds = append(points, faultpoint.Serve...), 200/(len(faultpoint.Cloud)+len(faultpoint.Serve))+1
+	}
+	for range rounds {
+		for _, p := range points {
+			before := s.kills
+			testkit.Check(t, s.restarted(t.Context(), string(p)+"=1"))
+			s.make("one", 80)
+			if got := s.tells("one", "AddressAssigned", isFloating); got[0] == told[0] {
+				t.Fatalf("killed at %s: both Services have %s", p, got)
+			}
+			testkit.Check(t, s.services().Delete(t.Context(), "one", metav1.DeleteOptions{}))
+			s.has("killed at "+string(p), calm)
+			s.tells("calm", "AddressAssigned", is(told[0]))
+			if s.kills == before {
+				t.Errorf("the controller wasn't killed at %s", p)
+			}
+		}
+	}
+	t.Logf("the controller was killed %d times", s.kills)
+}
+
+// Test16Service has the cloud fail: Services that have an address keep it, new ones say why they wait in the cloud's words, and get theirs when it works again.
+func Test16Service(t *testing.T) {
+	s := newServed(t, ranges("10.1.0.0/24", ""))
+	s.make("calm", 80)
+	told := s.tells("calm", "AddressAssigned", isFloating)
+	for name, c := range map[string]struct {
+		fault  func(lab.Call) lab.Fault
+		reason openstack.Reason
+	}{
+		"down": {func(lab.Call) lab.Fault { return lab.Fault{Down: true} }, openstack.Temporary},
+		"503":  {func(lab.Call) lab.Fault { return lab.Fault{Code: 503, Body: "<html>no server is available</html>"} }, openstack.Temporary},
+		"429":  {func(lab.Call) lab.Fault { return lab.Fault{Code: 429, Body: "too many", RetryAfter: time.Second} }, openstack.Temporary},
+		"login refused": {func(lab.Call) lab.Fault {
+			return lab.Fault{Code: 401, Body: `{"error":{"code":401,"message":"who are you?"}}`}
+		}, openstack.AuthFailed},
+		"quota exhausted": {func(c lab.Call) lab.Fault {
+			if c.Method == "POST" && c.Path == "ports" {
+				return lab.Fault{Code: 409, Body: `{"NeutronError":{"type":"OverQuota","message":"Quota exceeded for resources: ['port'].","detail":""}}`}
+			}
+			return lab.Fault{}
+		}, openstack.QuotaExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.front.SetFault(c.fault)
+			s.make("new", 80)
+			s.tells("new", string(c.reason), none)
+			s.calls()
+			s.tells("calm", "AddressAssigned", is(told[0]))
+			s.front.SetFault(nil)
+			s.tells("new", "AddressAssigned", isFloating)
+			testkit.Check(t, s.services().Delete(t.Context(), "new", metav1.DeleteOptions{}))
+			s.has("after "+name, s.claim("calm"))
+		})
+	}
 }
