@@ -54,7 +54,7 @@ func roundTrips() []roundTrip {
 	}
 	nodes := []v2.FloatingNode{{Node: "worker", Addresses: []string{"192.0.2.1", "fd00::1"}, PodUID: "2"}}
 	return []roundTrip{
-		{name: "maximal", kind: poolKind, maximal: true, except: []string{"Spec.VRRP"}, obj: &v2.AddressPool{
+		{name: "maximal", kind: poolKind, maximal: true, except: []string{"Spec.VRRP", "Spec.OpenStack"}, obj: &v2.AddressPool{
 			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeAny, FloatingNamespaces: []string{"internet"}, Announce: v2.AnnounceNeighbor, BlockSizeBits: 6, Subnets: []v2.SubnetSet{{IPv4: ptr("10.0.0.0/16"), IPv6: ptr("fd00::/112")}}},
 			Status: v2.AddressPoolStatus{
 				ObservedGeneration: 7, LastIndex: ptr(int32(3)),
@@ -65,12 +65,14 @@ func roundTrips() []roundTrip {
 			},
 		}},
 		{name: "of gateways", kind: poolKind, obj: &v2.AddressPool{
-			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeFloating, Announce: v2.AnnounceGateway, VRRP: &v2.PoolVRRP{RouterID: 10, Instances: 3}, Subnets: []v2.SubnetSet{{IPv6: ptr("fd00::/128")}}},
+			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeFloating, Announce: v2.AnnounceGateway, VRRP: &v2.PoolVRRP{RouterID: 10, Instances: 3}, Subnets: []v2.SubnetSet{{IPv6: ptr("fd00::/128")}},
+				OpenStack: &v2.PoolOpenStack{Cloud: "prod", SubnetIDs: []string{"subnet"}, FloatingNetworkID: "network"}},
 		}},
 		{name: "maximal", kind: gatewayKind, maximal: true, obj: &v2.LoadBalancerGateway{
 			Spec: v2.LoadBalancerGatewaySpec{
 				Pools: []string{"dmz"}, Endpoints: v2.EndpointsPod, Masquerade: v2.MasqueradeNever, UnknownPorts: v2.UnknownPortsRefuse,
-				VRRP: &v2.GatewayVRRP{Interface: "eth0", AddressInterface: "eth1.7", Sources: []string{"192.0.2.1", "2001:db8::1"}},
+				VRRP:      &v2.GatewayVRRP{Interface: "eth0", AddressInterface: "eth1.7", Sources: []string{"192.0.2.1", "2001:db8::1"}},
+				OpenStack: &v2.GatewayOpenStack{PortID: "port", AddressPairs: []string{"192.0.2.0/26", "2001:db8::/64"}},
 			},
 			Status: v2.LoadBalancerGatewayStatus{
 				Applied: v2.GatewayState{Generation: 3, Blocks: "12345", Services: 1, Ports: 2, Endpoints: 3, Hash: "0123456789abcdef"}, LastContact: &now, Conditions: conditions,
@@ -114,6 +116,7 @@ func roundTrips() []roundTrip {
 			Status: v2.AddressClaimStatus{
 				ObservedGeneration: 7, Summary: "1/4", Conditions: conditions,
 				Addresses: []v2.ClaimedAddress{{Block: "partners-3", IPv4: "10.0.0.3", IPv6: "fd00::3"}},
+				Provided:  &v2.ProvidedAddress{PortID: "port", IPv4: "10.0.0.3", IPv6: "fd00::3", FloatingIP: "203.0.113.7"},
 			},
 		}},
 		{name: "minimal", kind: claimKind, obj: &v2.AddressClaim{Spec: v2.AddressClaimSpec{Pool: "partners", Count: ptr(int32(0))}}},

@@ -143,7 +143,8 @@ func TestValidation(t *testing.T) {
 			kind     kind
 			attempts []attempt
 		}{
-			{poolKind, poolAttempts()},
+			{poolKind, append(poolAttempts(), gatewayPoolAttempts()...)},
+			{gatewayKind, gatewayAttempts()},
 			{poolKind, poolChanges()},
 			{blockKind, blockAttempts()},
 			{requestKind, requestAttempts()},
