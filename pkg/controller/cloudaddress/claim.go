@@ -171,8 +171,7 @@ func wrong(reason, format string, args ...any) error {
 // remove takes back what the cloud has for a claim that is being deleted. Its address goes from the gateways first: as long as the port exists, nobody else gets the address.
 func (c *Controller) remove(ctx context.Context, k *cloud, a *v2.AddressClaim, seen openstack.Address) error {
 	if !c.disallowed(k, a.Spec.Pool, seen.Fixed) {
-		c.pairs.Add(a.Spec.Pool) // and then this one is looked at
-		return nil
+		return nil // the event that has led here leads to the address pairs, too, and these here again
 	}
 	err := k.Delete(ctx, seen.Key)
 	k.done(err)
