@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -86,9 +87,9 @@ func (s *served) patch(name, patch string) {
 	testkit.Must(s.core.CoreV1().Services(metav1.NamespaceDefault).Patch(s.t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(s.t)
 }
 
-// hold lets the first node that may have an address have it.
-func (s *served) hold() error {
-	for _, b := range s.blocksOf(s.t, "services") {
+// hold lets the first node that may have an address of a pool have it.
+func (s *served) hold(pool string) error {
+	for _, b := range s.blocksOf(s.t, pool) {
 		if f := b.Floating; f != nil && len(f.Successors) > 0 && f.Holding.Holder != f.Successors[0].Node {
 			b.Floating.Holding.Holder = f.Successors[0].Node
 			if _, err := s.coil.CoilV2().AddressBlocks().Update(s.t.Context(), &b, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
@@ -103,7 +104,7 @@ func (s *served) hold() error {
 func (s *served) tells(name, addresses, reason string) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, fmt.Sprintf("%s tells %q (%s)", name, addresses, reason), func() error {
-		if err := s.hold(); err != nil {
+		if err := s.hold("services"); err != nil {
 			return err
 		}
 		o, err := s.core.CoreV1().Services(metav1.NamespaceDefault).Get(s.t.Context(), name, metav1.GetOptions{})
@@ -122,51 +123,165 @@ func (s *served) tells(name, addresses, reason string) {
 	})
 }
 
-// Services get addresses, share them, keep them while the controller ends and starts, get others when they ask for these, and give them back.
-func TestServicesGetAddresses(t *testing.T) {
-	s := servicesCluster(t)
-	stop := s.start()
-	s.make("web", 80)
-	s.tells("web", "192.0.2.0", "AddressAssigned")
-	s.make("tls", 443)
-	s.tells("tls", "192.0.2.0", "AddressAssigned")
-	s.make("other", 80)
-	s.tells("other", "192.0.2.1", "AddressAssigned")
-	s.make("named", 80, func(o *corev1.Service) {
-		o.Annotations[loadbalancer.AnnotationWanted], o.Annotations[loadbalancer.AnnotationSharing] = "192.0.2.6", loadbalancer.SharingNone
-	})
-	s.tells("named", "192.0.2.6", "AddressAssigned")
-	s.make("late", 80, func(o *corev1.Service) { o.Annotations[loadbalancer.AnnotationWanted] = "192.0.2.6" })
-	s.tells("late", "", "AddressInUse")
-	b := s.block(t, "services-0")
-	if got := fmt.Sprint(b.Floating.Ports); got != "[{TCP 80 default/web} {TCP 443 default/tls}]" || len(b.Floating.Successors) != 2 {
-		t.Errorf("the block says %s, %+v", got, b.Floating.Successors)
+// wants has a Service ask for an address.
+func wants(address string) func(*corev1.Service) {
+	return func(o *corev1.Service) { o.Annotations[loadbalancer.AnnotationWanted] = address }
+}
+
+// deletes deletes Services.
+func (s *served) deletes(names ...string) {
+	s.t.Helper()
+	for _, name := range names {
+		testkit.Check(s.t, s.core.CoreV1().Services(metav1.NamespaceDefault).Delete(s.t.Context(), name, metav1.DeleteOptions{}))
 	}
-	stop()
-	// Changes from before its start are found.
-	s.patch("tls", `{"spec":{"type":"ClusterIP","loadBalancerClass":null}}`)
-	testkit.Check(t, s.core.CoreV1().Services(metav1.NamespaceDefault).Delete(t.Context(), "named", metav1.DeleteOptions{}))
-	s.make("new", 443)
-	stop = s.start()
-	s.tells("tls", "", "")
-	s.tells("late", "192.0.2.6", "AddressAssigned")
-	s.tells("new", "192.0.2.1", "AddressAssigned") // the port of the first address was another one's still
-	s.tells("web", "192.0.2.0", "AddressAssigned")
-	s.tells("other", "192.0.2.1", "AddressAssigned")
-	s.patch("other", `{"metadata":{"annotations":{"coil.cybozu.com/wanted-addresses":"192.0.2.5"}}}`)
-	s.tells("other", "192.0.2.5", "AddressAssigned")
-	stop()
-	s.start()
-	for _, name := range []string{"web", "tls", "other", "late", "new"} {
-		testkit.Check(t, s.core.CoreV1().Services(metav1.NamespaceDefault).Delete(t.Context(), name, metav1.DeleteOptions{}))
-	}
-	testkit.Eventually(t, 60*time.Second, "all is given back", func() error {
-		all := testkit.Must(s.core.CoreV1().Services(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{}))(t).Items
+}
+
+// empty waits until no Service is left, and nothing that one had.
+func (s *served) empty() {
+	s.t.Helper()
+	testkit.Eventually(s.t, 60*time.Second, "all is given back", func() error {
+		all := testkit.Must(s.core.CoreV1().Services(metav1.NamespaceDefault).List(s.t.Context(), metav1.ListOptions{}))(s.t).Items
 		all = slices.DeleteFunc(all, func(o corev1.Service) bool { return o.Name == "kubernetes" })
-		claims := testkit.Must(s.coil.CoilV2().AddressClaims("kube-system").List(t.Context(), metav1.ListOptions{}))(t).Items
-		if blocks := s.blocksOf(t, "services"); len(all)+len(claims)+len(blocks) > 0 {
+		claims := testkit.Must(s.coil.CoilV2().AddressClaims("kube-system").List(s.t.Context(), metav1.ListOptions{}))(s.t).Items
+		if blocks := s.blocksOf(s.t, "services"); len(all)+len(claims)+len(blocks) > 0 {
 			return fmt.Errorf("there are %d Services, %d claims, and %d blocks", len(all), len(claims), len(blocks))
 		}
 		return nil
 	})
+}
+
+// Services get addresses, share them, keep them while the controller ends and starts, get others when they ask for these, and give them back. The numbers are those of
+// the scenarios that a load balancer must pass.
+func TestServicesGetAddresses(t *testing.T) {
+	s := servicesCluster(t)
+	stop := s.start()
+	part := func(name string, do func()) { t.Run(name, func(*testing.T) { do() }) }
+	part("1 new", func() {
+		s.make("app", 80)
+		s.tells("app", "192.0.2.0", "AddressAssigned")
+	})
+	part("2 shared", func() {
+		s.make("tls", 443)
+		s.tells("tls", "192.0.2.0", "AddressAssigned")
+		s.make("dns", 80, func(o *corev1.Service) { o.Spec.Ports[0].Protocol = corev1.ProtocolUDP })
+		s.tells("dns", "192.0.2.0", "AddressAssigned")
+		s.make("other", 80)
+		s.tells("other", "192.0.2.1", "AddressAssigned")
+		b := s.block(t, "services-0")
+		if got := fmt.Sprint(b.Floating.Ports); got != "[{TCP 80 default/app} {TCP 443 default/tls} {UDP 80 default/dns}]" || len(b.Floating.Successors) != 2 {
+			t.Errorf("the block says %s, %+v", got, b.Floating.Successors)
+		}
+	})
+	part("3 edited", func() {
+		s.patch("other", `{"spec":{"ports":[{"name":"a","port":80},{"name":"b","port":8080}]}}`)
+		s.tells("other", "192.0.2.1", "AddressAssigned")
+		s.patch("tls", `{"spec":{"ports":[{"name":"a","port":443},{"name":"b","port":80}]}}`)
+		s.tells("tls", "192.0.2.2", "AddressAssigned") // the older one keeps the port
+		s.make("heir", 443, wants("192.0.2.0")) // the port that it had is free
+		s.tells("heir", "192.0.2.0", "AddressAssigned")
+	})
+	part("4 asks for one by name", func() {
+		s.make("named", 80, func(o *corev1.Service) {
+			o.Annotations[loadbalancer.AnnotationWanted], o.Annotations[loadbalancer.AnnotationSharing] = "192.0.2.6", loadbalancer.SharingNone
+		})
+		s.tells("named", "192.0.2.6", "AddressAssigned")
+		s.make("late", 80, wants("192.0.2.6"))
+		s.tells("late", "", "AddressInUse")
+		s.make("lost", 80, wants("203.0.113.9"))
+		s.tells("lost", "", "AddressOutsidePool")
+		s.deletes("lost")
+	})
+	part("6 changes while the controller is away", func() {
+		stop()
+		s.patch("tls", `{"spec":{"type":"ClusterIP","loadBalancerClass":null}}`) // 5
+		s.deletes("named", "heir", "dns")
+		s.make("new", 443, wants("192.0.2.0"))
+		stop = s.start()
+		s.tells("tls", "", "")
+		s.tells("late", "192.0.2.6", "AddressAssigned")
+		s.tells("new", "192.0.2.0", "AddressAssigned")
+		s.tells("app", "192.0.2.0", "AddressAssigned")
+		s.tells("other", "192.0.2.1", "AddressAssigned")
+		s.patch("other", `{"metadata":{"annotations":{"coil.cybozu.com/wanted-addresses":"192.0.2.5"}}}`)
+		s.tells("other", "192.0.2.5", "AddressAssigned")
+	})
+	part("7 of another class", func() {
+		s.make("theirs", 80, func(o *corev1.Service) { *o.Spec.LoadBalancerClass = "example.org/lb" })
+		s.tells("theirs", "", "")
+	})
+	part("8 exhausted", func() {
+		for i := range 8 {
+			s.make(fmt.Sprint("alone", i), 9000, func(o *corev1.Service) { o.Annotations[loadbalancer.AnnotationSharing] = loadbalancer.SharingNone })
+		}
+		s.tells("alone7", "", "WaitsForAddress")
+		for i := range 7 {
+			s.deletes(fmt.Sprint("alone", i))
+		}
+		testkit.Eventually(t, 40*time.Second, "the last one has an address", func() error {
+			if err := s.hold("services"); err != nil {
+				return err
+			}
+			o, err := s.core.CoreV1().Services(metav1.NamespaceDefault).Get(t.Context(), "alone7", metav1.GetOptions{})
+			if err == nil && len(o.Status.LoadBalancer.Ingress) != 1 {
+				err = fmt.Errorf("it says %+v", o.Status)
+			}
+			return err
+		})
+	})
+	part("13 another replica takes over", func() {
+		first := stop
+		stop = s.start()
+		first()
+		s.make("after", 7000, wants("192.0.2.5"))
+		s.tells("after", "192.0.2.5", "AddressAssigned")
+	})
+	s.deletes("app", "tls", "other", "late", "new", "theirs", "alone7", "after")
+	s.empty()
+}
+
+// TestServices11Restart starts the controller again beside 200 Services: nothing of them is written, and one that came meanwhile takes nothing away.
+func TestServices11Restart(t *testing.T) {
+	s := servicesCluster(t)
+	s.pool(t, "many", 0, v4("198.51.100.0/24"))
+	stop := s.start()
+	for i := range 200 {
+		s.make(fmt.Sprint("s", i), 80, func(o *corev1.Service) {
+			o.Annotations["coil.cybozu.com/pool"], o.Annotations[loadbalancer.AnnotationSharing] = "many", loadbalancer.SharingNone
+		})
+	}
+	versions := map[string]string{}
+	told := func() error {
+		if err := s.hold("many"); err != nil {
+			return err
+		}
+		all, err := s.core.CoreV1().Services(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, o := range all.Items {
+			versions[o.Name] = o.ResourceVersion
+			served := meta.IsStatusConditionTrue(o.Status.Conditions, loadbalancer.ConditionServed)
+			if o.Annotations["coil.cybozu.com/pool"] == "many" && o.Spec.Type == corev1.ServiceTypeLoadBalancer && (len(o.Status.LoadBalancer.Ingress) != 1 || !served) {
+				return fmt.Errorf("%s says %+v", o.Name, o.Status)
+			}
+		}
+		return nil
+	}
+	testkit.Eventually(t, 60*time.Second, "all have their addresses", told)
+	before := maps.Clone(versions)
+	stop()
+	s.make("new", 80, func(o *corev1.Service) { o.Annotations["coil.cybozu.com/pool"] = "many" })
+	s.start()
+	testkit.Eventually(t, 30*time.Second, "the new one has an address", told)
+	for name, version := range before {
+		if versions[name] != version {
+			t.Errorf("Service %s was written into", name)
+		}
+	}
+	for name := range versions {
+		if name != "kubernetes" {
+			s.deletes(name)
+		}
+	}
+	s.empty()
 }

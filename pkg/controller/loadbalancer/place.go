@@ -55,7 +55,7 @@ func (c *Controller) place(ctx context.Context, name string) error {
 			announcers = nodes.Announcers(spot.Only)
 		}
 	}
-	return c.write(ctx, b, sorted(ports), successors, announcers)
+	return c.write(ctx, b, sorted(ports, b.Floating.Ports), successors, announcers)
 }
 
 // servingNodes are the nodes that may have addresses.
@@ -130,12 +130,19 @@ func portsOf(s *corev1.Service) (all []v2.FloatingPort) {
 	return all
 }
 
-// sorted are ports in order, each once.
-func sorted(ports []v2.FloatingPort) []v2.FloatingPort {
-	slices.SortFunc(ports, func(a, b v2.FloatingPort) int {
+// sorted are ports in order, each once. Of two Services that have the same one, as until the next plan after one was changed, the one has it that had it before.
+func sorted(ports, before []v2.FloatingPort) []v2.FloatingPort {
+	number := func(a, b v2.FloatingPort) int {
 		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
-	})
-	return slices.Compact(ports)
+	}
+	isNew := func(p v2.FloatingPort) int {
+		if slices.Contains(before, p) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(ports, func(a, b v2.FloatingPort) int { return cmp.Or(number(a, b), cmp.Compare(isNew(a), isNew(b))) })
+	return slices.CompactFunc(ports, func(a, b v2.FloatingPort) bool { return number(a, b) == 0 })
 }
 
 // patchOf returns the value of announcers in a merge patch (RFC 7386): nil, which removes the field, if there are none.
