@@ -29,15 +29,12 @@ func (g *Gateway) apply(ctx context.Context, _ struct{}) error {
 	keys, version := g.keys()
 	next, changes := g.next(keys)
 	next.version = version
-	next, err := g.change(ctx, next, changes)
+	err := g.change(ctx, next, changes)
+	if err == nil {
+		err = g.unguard(ctx)
+	}
 	g.mu.Lock()
 	g.refused = err
-	if err == nil {
-		for _, a := range missing(g.does.addresses, next.addresses) {
-			g.gone[a] = true
-		}
-		g.does = next
-	}
 	g.mu.Unlock()
 	g.statuses.Add(struct{}{})
 	if g.cfg.Health != nil {
@@ -54,31 +51,63 @@ func (g *Gateway) apply(ctx context.Context, _ struct{}) error {
 	return reconcile.Later(lookAgain)
 }
 
-// change changes the table, and then keepalived. An address that isn't at the machine yet meets no rule; one that keepalived may still have is guarded, so that nothing
-// else of the machine is reached by it. So neither waits for the other one, and endpoints are followed whatever keepalived says. It returns the state that came of it.
-func (g *Gateway) change(ctx context.Context, next state, changes []dataplane.SetChange) (state, error) {
+// change has the table, and after it keepalived, do what a state says. An address that isn't at the machine yet meets no rule; one that keepalived may still have is guarded,
+// so that nothing else of the machine is reached by it. So neither waits for the other one, and endpoints are followed whatever keepalived does.
+func (g *Gateway) change(ctx context.Context, next state, changes []dataplane.SetChange) error {
 	next.guarded = maps.Clone(next.addresses)
 	maps.Copy(next.guarded, g.does.guarded)
-	all := next
-	if len(next.spec.Pools) == 0 {
-		all.spec = g.does.spec // the whole table goes afterwards
+	if err := g.write(ctx, next, append(changes, ruleset.ChangeAddresses(nil, missing(next.guarded, g.does.guarded))...)); err != nil {
+		return err
 	}
-	if err := g.write(ctx, all, append(changes, ruleset.ChangeAddresses(nil, missing(next.guarded, g.does.guarded))...)); err != nil {
-		return next, err
+	g.mu.Lock()
+	for _, a := range missing(g.does.addresses, next.addresses) {
+		g.gone[a] = true
 	}
-	if !g.elect(ctx, next) {
-		return next, nil
+	g.does = next
+	g.mu.Unlock()
+	if g.cfg.VRRP != nil {
+		g.elects.Add(struct{}{})
 	}
-	gone := missing(next.guarded, next.addresses)
-	if next.guarded = next.addresses; len(gone) == 0 && len(next.spec.Pools) > 0 {
-		return next, nil
+	return nil
+}
+
+// unguard takes away what guards addresses that the machine hasn't any more.
+func (g *Gateway) unguard(ctx context.Context) error {
+	g.mu.Lock()
+	next, gone := g.does, g.unneeded()
+	g.mu.Unlock()
+	if len(gone) == 0 {
+		return nil
 	}
-	return next, g.write(ctx, next, ruleset.ChangeAddresses(gone, nil))
+	next.guarded = maps.Clone(next.guarded)
+	for _, a := range gone {
+		delete(next.guarded, a)
+	}
+	if err := g.write(ctx, next, ruleset.ChangeAddresses(gone, nil)); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	g.does = next
+	g.mu.Unlock()
+	return nil
+}
+
+// unneeded are addresses that are guarded without a need: no Service has them, so that keepalived isn't told to take them, and it is known not to have them. g.mu must be held.
+func (g *Gateway) unneeded() (all []netip.Addr) {
+	if g.cfg.VRRP != nil && g.vrrp.has == nil {
+		return nil
+	}
+	for a := range g.does.guarded {
+		if !g.does.addresses[a] && !g.vrrp.has[a] {
+			all = append(all, a)
+		}
+	}
+	return all
 }
 
 // write makes the table what a state says. changes lead there from the present one.
 func (g *Gateway) write(ctx context.Context, next state, changes []dataplane.SetChange) error {
-	if next.shape.Equal(g.does.shape) && g.refused == nil && len(next.spec.Pools) > 0 {
+	if next.shape.Equal(g.does.shape) && g.refused == nil && next.needsTable() && g.does.needsTable() {
 		err := g.cfg.Table.Change(ctx, changes...)
 		if err == nil {
 			return nil
@@ -94,9 +123,12 @@ func (g *Gateway) write(ctx context.Context, next state, changes []dataplane.Set
 	return err
 }
 
+// needsTable says whether the gateway has a table: not one of no pool that has no address any more.
+func (s state) needsTable() bool { return len(s.spec.Pools)+len(s.guarded) > 0 }
+
 // ruleset is the whole table.
 func (s state) ruleset() dataplane.Ruleset {
-	if len(s.spec.Pools) == 0 {
+	if !s.needsTable() {
 		return dataplane.Ruleset{}
 	}
 	l := ruleset.LoadBalancer{Addresses: slices.SortedFunc(maps.Keys(s.guarded), netip.Addr.Compare), LoadBalancerShape: s.shape}

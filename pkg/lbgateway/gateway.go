@@ -4,8 +4,8 @@
 // LoadBalancerGateway, and the file with what the machine did last. It must not know how endpoints are chosen, nor how keepalived is told what to do.
 //
 // The machine does what it did last from its start on. As soon as all caches are filled it does what these say: LoadBalancerGateway, AddressBlocks, Services,
-// EndpointSlices, Nodes -> plan/lbgateway -> plan/ruleset -> table, and keepalived's configuration along with it. A change of an endpoint costs the same beside any number of Services: only Services that changed are
-// looked at. Without the API server the machine goes on as it is.
+// EndpointSlices, Nodes -> plan/lbgateway -> plan/ruleset -> table -> keepalived's configuration. The table doesn't wait for keepalived: each has a loop of its own. A change of an endpoint costs the same
+// beside any number of Services: only Services that changed are looked at. Without the API server the machine goes on as it is.
 package lbgateway
 
 import (
@@ -90,6 +90,7 @@ type Gateway struct {
 	nodes     kube.Cache[corev1.Node]
 	synced    []cache.DoneChecker
 	applies   *reconcile.Loop[struct{}]
+	elects    *reconcile.Loop[struct{}]
 	forgets   *reconcile.Loop[struct{}]
 	statuses  *reconcile.Loop[struct{}]
 	saves     *reconcile.Loop[struct{}]
@@ -177,6 +178,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		cfg.Registry.MustRegister(g.metrics)
 	}
 	g.applies = reconcile.New("gateway-apply", g.apply, cfg.LoopMetrics)
+	g.elects = reconcile.New("gateway-elections", g.elect, cfg.LoopMetrics)
 	g.forgets = reconcile.New("gateway-flows", g.forget, cfg.LoopMetrics)
 	g.statuses = reconcile.New("gateway-status", g.tell, cfg.LoopMetrics)
 	g.saves = reconcile.New("gateway-save", g.save, cfg.LoopMetrics)
@@ -276,7 +278,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		g.looks.Add(struct{}{})
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	for _, l := range []*reconcile.Loop[struct{}]{g.applies, g.forgets, g.statuses, g.saves, g.looks} {
+	for _, l := range []*reconcile.Loop[struct{}]{g.applies, g.elects, g.forgets, g.statuses, g.saves, g.looks} {
 		group.Go(func() error { return l.Run(ctx, 1, g.synced...) })
 	}
 	return errors.Join(group.Wait(), g.save(context.WithoutCancel(ctx), struct{}{}))

@@ -45,6 +45,7 @@ type scene struct {
 	s       *fakeapi.Server
 	machine *netnstest.NS
 	table   *faulty
+	vrrp    VRRP // none unless a test has one
 	file    string
 	end     func()
 }
@@ -111,7 +112,7 @@ func (sc *scene) boot() {
 		return cache.NewSharedIndexInformer(&cache.ListWatch{}, o, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	}
 	cfg := Config{
-		Name: "gw1", Coil: coil, Table: sc.table, Flows: flows, File: sc.file,
+		Name: "gw1", Coil: coil, Table: sc.table, Flows: flows, VRRP: sc.vrrp, File: sc.file,
 		Gateways: informer(&v2.LoadBalancerGateway{}), Blocks: informer(&v2.AddressBlock{}), Services: informer(&corev1.Service{}),
 		Slices: informer(&discoveryv1.EndpointSlice{}), Nodes: informer(&corev1.Node{}), Pools: informer(&v2.AddressPool{}),
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -41,6 +42,8 @@ type VRRP interface {
 type vrrp struct {
 	// applied is what keepalived does, nil if that isn't known, or isn't what it is to do.
 	applied *keepalived.Config
+	// has are the addresses that keepalived may have, nil if that isn't known. The map never changes.
+	has map[netip.Addr]bool
 	// problem is why keepalived doesn't do what it is to do.
 	problem error
 	states  []v2.GatewayVRRPState
@@ -124,23 +127,23 @@ func sourceOf(g *v2.LoadBalancerGateway, f dataplane.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// elect has keepalived do what goes with a state, and says whether it does, or has nothing to do. What is in the way is a problem that the status tells.
-func (g *Gateway) elect(ctx context.Context, next state) (done bool) {
-	own := g.gateways.Find(g.cfg.Name)
-	if g.cfg.VRRP == nil || own == nil && !g.cfg.VRRP.Used() {
-		return true
-	}
+// elect has keepalived do what goes with what the table does, which may change meanwhile. What is in the way is a problem that the status tells.
+func (g *Gateway) elect(ctx context.Context, _ struct{}) error {
 	g.mu.Lock()
-	v := g.vrrp
-	g.mu.Unlock()
-	now := v.done
-	if now.changes, now.moves = v.changes, next.moves; v.applied != nil && now == v.done {
-		return true
+	does, v, now := g.does, g.vrrp, g.vrrp.done
+	if now.changes, now.moves = v.changes, does.moves; v.applied != nil && now == v.done {
+		g.mu.Unlock()
+		return nil
 	}
+	if v.has != nil { // from here on the addresses are guarded whatever comes
+		g.vrrp.has = maps.Clone(v.has)
+		maps.Copy(g.vrrp.has, does.addresses)
+	}
+	g.mu.Unlock()
 	var want keepalived.Config
 	var problem error
-	if own != nil {
-		want, problem = elections(own, g.gateways.All(), g.pools.All(), g.at(next))
+	if own := g.gateways.Find(g.cfg.Name); own != nil {
+		want, problem = elections(own, g.gateways.All(), g.pools.All(), g.at(does))
 	}
 	err := want.Validate() // which is a part of the problem
 	switch {
@@ -156,9 +159,18 @@ func (g *Gateway) elect(ctx context.Context, next state) (done bool) {
 	defer g.mu.Unlock()
 	g.vrrp.problem, g.vrrp.applied = problem, nil
 	if err == nil {
-		g.vrrp.applied, g.vrrp.done = &want, now
+		g.vrrp.applied, g.vrrp.done, g.vrrp.has = &want, now, map[netip.Addr]bool{}
+		for _, i := range want.Instances {
+			for _, a := range i.Addresses {
+				g.vrrp.has[a] = true
+			}
+		}
 	}
-	return err == nil
+	g.statuses.Add(struct{}{})
+	if len(g.unneeded()) > 0 {
+		g.applies.Add(struct{}{})
+	}
+	return nil // watchVRRP has it tried again
 }
 
 // at are the addresses of a state, with what their blocks say of them.
@@ -205,7 +217,7 @@ func (g *Gateway) watchVRRP(ctx context.Context, _ struct{}) error {
 		g.vrrp.faults++
 		again = again || g.vrrp.faults%faultEvery == 0
 	}
-	if again {
+	if again = again && g.vrrp.applied == applied; again { // otherwise it was told something else meanwhile
 		g.vrrp.applied, g.vrrp.problem = nil, problem
 	}
 	g.mu.Unlock()
@@ -213,7 +225,7 @@ func (g *Gateway) watchVRRP(ctx context.Context, _ struct{}) error {
 		g.statuses.Add(struct{}{})
 	}
 	if again {
-		g.applies.Add(struct{}{})
+		g.elects.Add(struct{}{})
 	}
 	return reconcile.Later(statesEvery)
 }
