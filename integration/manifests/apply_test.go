@@ -135,6 +135,8 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 		{"coil-lb-controller", "create", coil, "addressclaims", "", false}, // but in its namespace
 		{"coil-lb-controller", "get", "", "secrets", "", false},
 		{"coil-lb-controller", "watch", coil, "loadbalancergateways", "", services},
+		{"coil-lb-controller", "list", "", "pods", "", services},
+		{"coil-lb-controller", "watch", "", "pods", "", false}, // which would hold all of them in memory
 		{"coil-lb-agent", "update", coil, "loadbalancergateways", "status", services},
 		{"coil-lb-agent", "update", coil, "loadbalancergateways", "", false},
 		{"coil-lb-agent", "patch", coil, "addressblocks", "", false},

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
@@ -55,7 +56,7 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 		externalversions.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = v2.LabelFloating + "=" + v2.FloatingValue }))
 	cluster := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(strip))
 	services, err := loadbalancer.New(loadbalancer.Config{
-		Coil: e.Coil, Core: e.Core,
+		Coil: e.Coil, Core: e.Core, Metadata: e.Clients.Metadata,
 		Pools: pools.Coil().V2().AddressPools(), Claims: claims.Coil().V2().AddressClaims(), Gateways: pools.Coil().V2().LoadBalancerGateways(), Blocks: blocks.Coil().V2().AddressBlocks().Informer(), Cluster: cluster,
 		Namespace: o.Namespace, DefaultPool: o.DefaultPool, WithoutClass: o.WithoutClass, Recorder: e.Recorder, LoopMetrics: e.Loops,
 		Registry: e.Registry,
@@ -82,7 +83,7 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 	}, nil
 }
 
-// strip keeps the fields of Services, Nodes and EndpointSlices that the controller reads, since there may be thousands and they are large. Of a Service the
+// strip keeps the fields of Services, Nodes, EndpointSlices and NetworkPolicies that the controller reads, since there may be thousands and they are large. Of a Service the
 // status is written as a whole.
 func strip(obj any) (any, error) {
 	switch o := obj.(type) {
@@ -103,6 +104,11 @@ func strip(obj any) (any, error) {
 			kept.Endpoints = append(kept.Endpoints, discoveryv1.Endpoint{NodeName: e.NodeName, Conditions: e.Conditions})
 		}
 		return kept, nil
+	case *networkingv1.NetworkPolicy:
+		return &networkingv1.NetworkPolicy{
+			ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion},
+			Spec:       networkingv1.NetworkPolicySpec{PodSelector: o.Spec.PodSelector, PolicyTypes: o.Spec.PolicyTypes, Ingress: o.Spec.Ingress},
+		}, nil
 	}
 	return kube.Strip(obj)
 }

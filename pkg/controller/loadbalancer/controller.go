@@ -11,14 +11,15 @@
 //	deleted, of another type or class    the steps back; then nothing is Coil's
 //	the last one of an address           the AddressClaim is deleted: the address cools down
 //
-// Four loops: the plan, the Services, the claims, whose blocks say where their addresses are to be, and the gateways, which are machines that have addresses of other
-// pools. Nothing is done before the events of all caches were handled. A Service that was given an address keeps it
+// Five loops: the plan, the Services, the claims, whose blocks say where their addresses are to be, the gateways, which are machines that have addresses of other
+// pools, and NetworkPolicies of pods behind these. Nothing is done before the events of all caches were handled. A Service that was given an address keeps it
 // in the next plans, also while the cache doesn't show the write yet.
 package loadbalancer
 
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
@@ -58,13 +60,15 @@ const (
 type Config struct {
 	Coil versioned.Interface
 	Core kubernetes.Interface
+	// Metadata reads the labels of pods of Services that NetworkPolicies may select.
+	Metadata metadata.Interface
 
 	Pools    coilinformers.AddressPoolInformer
 	Claims   coilinformers.AddressClaimInformer
 	Gateways coilinformers.LoadBalancerGatewayInformer
 	// Blocks informs of AddressBlocks with the label v2.LabelFloating.
 	Blocks cache.SharedIndexInformer
-	// Cluster informs of Services, Nodes and EndpointSlices.
+	// Cluster informs of Services, Nodes, EndpointSlices and NetworkPolicies.
 	Cluster informers.SharedInformerFactory
 
 	// Namespace has the AddressClaims.
@@ -97,6 +101,7 @@ type Controller struct {
 	now      func() metav1.Time
 	metrics  *collector
 	written  written
+	policies policies
 
 	mu sync.Mutex // guards the plan
 	// given is what each Service gets, by UID.
@@ -140,7 +145,7 @@ func New(cfg Config) (*Controller, error) {
 	c.steps = reconcile.New("service", c.step, cfg.LoopMetrics)
 	c.contacts = reconcile.New("gateway", c.contact, cfg.LoopMetrics)
 	c.places = reconcile.New("service-address", c.place, cfg.LoopMetrics)
-	return c, c.register()
+	return c, errors.Join(c.register(), c.followPolicies())
 }
 
 // register adds handlers, which only add keys.
@@ -230,6 +235,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	group.Go(func() error { return c.steps.Run(ctx, workers, c.synced...) })
 	group.Go(func() error { return c.places.Run(ctx, workers, c.synced...) })
 	group.Go(func() error { return c.contacts.Run(ctx, 1, c.synced...) })
+	group.Go(func() error { return c.policies.looks.Run(ctx, 1, slices.Concat(c.synced, c.policies.synced)...) })
 	return group.Wait()
 }
 

@@ -13,10 +13,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	corefake "k8s.io/client-go/kubernetes/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 
@@ -37,6 +40,8 @@ const (
 	claimResource   = "addressclaims"
 	blockResource   = "addressblocks"
 	gatewayResource = "loadbalancergateways"
+	policyResource  = "networkpolicies"
+	podResource     = "pods"
 )
 
 // namespace has the claims.
@@ -50,6 +55,7 @@ type scene struct {
 	s      *fakeapi.Server
 	core   *corefake.Clientset
 	coil   *fake.Clientset
+	pods   *metadatafake.FakeMetadataClient
 	events *events.FakeRecorder
 	stop   func()
 	// announce is the label of blocks that come.
@@ -62,7 +68,10 @@ func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
 
 func newScene(t *testing.T) *scene {
 	t.Helper()
-	sc := &scene{t: t, s: fakeapi.New(t, nil), events: events.NewFakeRecorder(100000), core: corefake.NewSimpleClientset(), coil: fake.NewSimpleClientset()}
+	lists := map[string]runtime.Object{podResource: &metav1.List{}}
+	sc := &scene{t: t, s: fakeapi.New(t, lists), events: events.NewFakeRecorder(100000), core: corefake.NewSimpleClientset(), coil: fake.NewSimpleClientset()}
+	sc.pods = metadatafake.NewSimpleMetadataClient(runtime.NewScheme())
+	sc.pods.PrependReactor("*", "*", sc.s.React)
 	sc.core.PrependReactor("*", "*", sc.s.React)
 	sc.coil.PrependReactor("*", "*", sc.s.React)
 	for name, cidrs := range map[string][2]string{"default": {"192.0.2.0/28", "2001:db8::/124"}, "four": {"198.51.100.0/29", ""}} {
@@ -99,32 +108,40 @@ func (sc *scene) start() {
 	blocks := cache.NewSharedIndexInformer(&cache.ListWatch{}, &v2.AddressBlock{}, 0, cache.Indexers{})
 	coil := externalversions.NewSharedInformerFactory(sc.coil, 0).Coil().V2()
 	cfg := Config{
-		Coil: sc.coil, Core: sc.core, Recorder: sc.events, Namespace: namespace, DefaultPool: "default",
+		Coil: sc.coil, Core: sc.core, Metadata: sc.pods, Recorder: sc.events, Namespace: namespace, DefaultPool: "default",
 		Pools: coil.AddressPools(), Claims: coil.AddressClaims(), Gateways: coil.LoadBalancerGateways(), Blocks: blocks, Cluster: informers.NewSharedInformerFactory(sc.core, 0),
 	}
 	var err error
 	if sc.Controller, err = New(cfg); err != nil {
 		sc.t.Fatal(err)
 	}
-	sc.synced = nil // the caches are filled by hand
+	sc.synced, sc.policies.synced = nil, nil // the caches are filled by hand
 	handlers := map[string]func(before, after fakeapi.Object){
-		serviceResource: func(a, b fakeapi.Object) { sc.serviceChanged(either(as[corev1.Service](b), as[corev1.Service](a))) },
-		nodeResource:    func(a, b fakeapi.Object) { sc.nodeChanged(nil) },
+		serviceResource: func(a, b fakeapi.Object) {
+			sc.serviceChanged(either(as[corev1.Service](b), as[corev1.Service](a)))
+			sc.portsChanged(as[corev1.Service](a), as[corev1.Service](b))
+		},
+		policyResource: func(a, b fakeapi.Object) {
+			sc.policyChanged(either(as[networkingv1.NetworkPolicy](b), as[networkingv1.NetworkPolicy](a)))
+		},
+		nodeResource: func(a, b fakeapi.Object) { sc.nodeChanged(nil) },
 		sliceResource: func(a, b fakeapi.Object) {
 			sc.sliceChanged(either(as[discoveryv1.EndpointSlice](b), as[discoveryv1.EndpointSlice](a)))
+			sc.endpointsChanged(either(as[discoveryv1.EndpointSlice](b), as[discoveryv1.EndpointSlice](a)))
 		},
 		poolResource:  func(a, b fakeapi.Object) { sc.replan() },
 		claimResource: func(a, b fakeapi.Object) { sc.claimChanged(either(as[v2.AddressClaim](b), as[v2.AddressClaim](a))) },
 		blockResource: func(a, b fakeapi.Object) { sc.blockChanged(as[v2.AddressBlock](a), as[v2.AddressBlock](b)) },
 		gatewayResource: func(a, b fakeapi.Object) {
 			sc.gatewayChanged(as[v2.LoadBalancerGateway](a), as[v2.LoadBalancerGateway](b))
+			sc.masqueradeChanged(as[v2.LoadBalancerGateway](a), as[v2.LoadBalancerGateway](b))
 		},
 	}
 	core, discovery := cfg.Cluster.Core().V1(), cfg.Cluster.Discovery().V1()
 	sc.View = sc.s.View(map[string]cache.Indexer{
 		serviceResource: core.Services().Informer().GetIndexer(), nodeResource: core.Nodes().Informer().GetIndexer(), sliceResource: discovery.EndpointSlices().Informer().GetIndexer(),
 		poolResource: cfg.Pools.Informer().GetIndexer(), claimResource: cfg.Claims.Informer().GetIndexer(), blockResource: blocks.GetIndexer(),
-		gatewayResource: cfg.Gateways.Informer().GetIndexer(),
+		gatewayResource: cfg.Gateways.Informer().GetIndexer(), policyResource: cfg.Cluster.Networking().V1().NetworkPolicies().Informer().GetIndexer(),
 	}, func(resource string, before, after fakeapi.Object) {
 		if before != nil || after != nil {
 			handlers[resource](before, after)

@@ -102,6 +102,7 @@ func (c *Controller) do(ctx context.Context, s *corev1.Service, next loadbalance
 		after, err = services.UpdateStatus(ctx, next.Status, metav1.UpdateOptions{})
 		if err == nil {
 			c.tell(s, next.Status)
+			c.tellPolicies(s, next.Status)
 		}
 	}
 	switch {
@@ -156,7 +157,7 @@ func (c *Controller) tell(before, after *corev1.Service) {
 
 // state is what a Service is to say.
 func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbalancer.State {
-	want := loadbalancer.State{Now: c.now()}
+	want := loadbalancer.State{Now: c.now(), Policies: c.honors(s)}
 	want.Assigned, want.Serving = metav1.Condition{Type: loadbalancer.ConditionAssigned, Status: metav1.ConditionFalse}, metav1.Condition{
 		Type: loadbalancer.ConditionServed, Status: metav1.ConditionFalse, Reason: reasonWaits, Message: "It has no address",
 	}

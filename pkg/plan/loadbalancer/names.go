@@ -21,4 +21,6 @@ const (
 	// ConditionAssigned of a Service says whether it has addresses, and ConditionServed whether a place answers for them.
 	ConditionAssigned = "coil.cybozu.com/AddressAssigned"
 	ConditionServed   = "coil.cybozu.com/Served"
+	// ConditionPolicies of a Service says that NetworkPolicies of its pods can't tell its clients apart. It is there only as long as that is so.
+	ConditionPolicies = "coil.cybozu.com/NetworkPoliciesHonored"
 )

@@ -24,7 +24,9 @@ type State struct {
 	Served bool
 	// Assigned and Serving are its conditions, without times.
 	Assigned, Serving metav1.Condition
-	Now               metav1.Time
+	// Policies is its condition of NetworkPolicies; one without a status is to go, and nil leaves the Service as it is.
+	Policies *metav1.Condition
+	Now      metav1.Time
 }
 
 // Step is the next write into a Service. Metadata and status can't be written together.
@@ -43,7 +45,7 @@ func Release(s *corev1.Service) Step {
 	}
 	next := s.DeepCopy()
 	next.Status.LoadBalancer.Ingress = foreign(s)
-	for _, c := range []string{ConditionAssigned, ConditionServed} {
+	for _, c := range []string{ConditionAssigned, ConditionServed, ConditionPolicies} {
 		meta.RemoveStatusCondition(&next.Status.Conditions, c)
 	}
 	if !equal(s.Status, next.Status) {
@@ -61,7 +63,15 @@ func Serve(s *corev1.Service, want State) Step {
 	next := s.DeepCopy()
 	status := func(ingress []corev1.LoadBalancerIngress) Step {
 		next.Status.LoadBalancer.Ingress = ingress
-		for _, c := range []metav1.Condition{want.Assigned, want.Serving} {
+		conditions := []metav1.Condition{want.Assigned, want.Serving}
+		switch {
+		case want.Policies == nil:
+		case want.Policies.Status == "":
+			meta.RemoveStatusCondition(&next.Status.Conditions, ConditionPolicies)
+		default:
+			conditions = append(conditions, *want.Policies)
+		}
+		for _, c := range conditions {
 			c.ObservedGeneration, c.LastTransitionTime = s.Generation, want.Now
 			meta.SetStatusCondition(&next.Status.Conditions, c)
 		}

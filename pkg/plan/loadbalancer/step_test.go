@@ -37,6 +37,7 @@ func desired(r *rand.Rand) loadbalancer.State {
 		Addresses:  ipam.AddressOf(addrs...), Served: len(addrs) > 0 && r.IntN(2) == 0, Now: metav1.Unix(1, 0),
 		Assigned: metav1.Condition{Type: loadbalancer.ConditionAssigned, Status: status[r.IntN(2)], Reason: "A"},
 		Serving:  metav1.Condition{Type: loadbalancer.ConditionServed, Status: status[r.IntN(2)], Reason: "S"},
+		Policies: []*metav1.Condition{{Type: loadbalancer.ConditionPolicies, Status: metav1.ConditionFalse, Reason: "P"}, {}}[r.IntN(2)],
 	}
 }
 
@@ -143,7 +144,11 @@ func settled(t *testing.T, s *corev1.Service, want loadbalancer.State, release b
 	if has := ipam.AddressOf(loadbalancer.Of(s).Has...); has != want.Addresses {
 		t.Errorf("it has %s", has)
 	}
-	if len(s.Status.Conditions) != 3 {
+	conditions := 3
+	if want.Policies.Status != "" {
+		conditions++
+	}
+	if len(s.Status.Conditions) != conditions {
 		t.Errorf("it has the conditions %+v", s.Status.Conditions)
 	}
 	var addrs []string

@@ -189,7 +189,7 @@ func (s *Server) do(action clienttesting.Action) (runtime.Object, error) {
 	case clienttesting.GetActionImpl:
 		return s.get(group, act.GetNamespace(), act.GetName())
 	case clienttesting.ListActionImpl:
-		return s.list(resource, act.GetListRestrictions().Labels)
+		return s.list(resource, act.GetNamespace(), act.GetListRestrictions().Labels)
 	case clienttesting.UpdateActionImpl:
 		o := act.GetObject().(Object)
 		return s.change(group, o.GetNamespace(), o.GetName(), o.GetUID(), o.GetResourceVersion(), func(have map[string]any) {
@@ -229,11 +229,12 @@ func (s *Server) get(group schema.GroupResource, namespace, name string) (Object
 	return nil, apierrors.NewNotFound(group, name)
 }
 
-func (s *Server) list(resource string, selector labels.Selector) (runtime.Object, error) {
+// list returns the objects of a namespace, or of all namespaces.
+func (s *Server) list(resource, namespace string, selector labels.Selector) (runtime.Object, error) {
 	list := s.lists[resource].DeepCopyObject()
 	var items []runtime.Object
 	for _, k := range s.keys(resource) {
-		if selector.Matches(labels.Set(s.objects[k].GetLabels())) {
+		if o := s.objects[k]; (namespace == "" || o.GetNamespace() == namespace) && selector.Matches(labels.Set(o.GetLabels())) {
 			items = append(items, s.objects[k].DeepCopyObject())
 		}
 	}
