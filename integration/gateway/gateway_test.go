@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -165,9 +166,9 @@ func (l *lab) condition(kind string) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// Scenarios 1, 19, 22, 23, 26, 31, 33: a Service of both families is reached by a gateway machine, with clients' own addresses, also while the machine doesn't reach the API server and
+// Scenarios 1, 19, 22, 23, 26, 31, 33, 39: a Service of both families is reached by a gateway machine, with clients' own addresses, also while the machine doesn't reach the API server and
 // after it has started again.
-func TestServiceByGateway(t *testing.T) {
+func TestScenario22ServiceByGateway(t *testing.T) {
 	l := newLab(t, v2.LoadBalancerGatewaySpec{Pools: []string{pool}, Endpoints: v2.EndpointsPod, Masquerade: v2.MasqueradeNever})
 	ctx := t.Context()
 	const forwarding = "/proc/sys/net/ipv4/ip_forward"
@@ -276,11 +277,17 @@ func TestServiceByGateway(t *testing.T) {
 		}
 		return nil
 	})
-	l.gateway.Stop()
-	testkit.Must(l.gateway.Cleanup(ctx))(t)
-	if out := testkit.Must(l.gateway.NS.Run(ctx, "sh", "-c", "nft list ruleset; cat "+forwarding))(t); out != before {
-		t.Errorf("--cleanup has left %s", out)
-	}
+	t.Run("Scenario39Cleanup", func(t *testing.T) {
+		l.gateway.Stop()
+		testkit.Must(l.gateway.Cleanup(ctx))(t)
+		if out := testkit.Must(l.gateway.NS.Run(ctx, "sh", "-c", "nft list ruleset; cat "+forwarding))(t); out != before {
+			t.Errorf("--cleanup has left %s", out)
+		}
+		if left, err := os.ReadDir(l.gateway.StateDir()); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("--cleanup has left %v in the state directory: %v", left, err)
+		}
+		testkit.Must(l.gateway.Cleanup(ctx))(t) // there is nothing left to take away
+	})
 }
 
 // until asks both addresses until so many answers in a row are as wanted, and logs how long that took.

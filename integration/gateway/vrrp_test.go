@@ -2,10 +2,13 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -183,8 +186,8 @@ func (p *pair) reached(when string, all []netip.AddrPort, since time.Time) time.
 	return time.Since(since)
 }
 
-// Scenario 30: two gateways share the addresses of Services by VRRP. The power of one of them is cut, and new connections go by the other one within three seconds.
-func TestServiceByVRRP(t *testing.T) {
+// Scenarios 30, 39: two gateways share the addresses of Services by VRRP. The power of one of them is cut, and new connections go by the other one within three seconds.
+func TestScenario30ServiceByVRRP(t *testing.T) {
 	p := newPair(t)
 	p.service("one")
 	p.service("two")
@@ -248,9 +251,17 @@ func TestServiceByVRRP(t *testing.T) {
 		}
 		return nil
 	})
-	p.gateways[1].Stop()
-	testkit.Must(p.gateways[1].Cleanup(t.Context()))(t)
-	if out := testkit.Must(p.gateways[1].NS.Run(t.Context(), "sh", "-c", "nft list ruleset; ip -o address show dev lo scope host | grep -v 127.0.0.1/8 || true"))(t); strings.Contains(out, "coil") || strings.Contains(out, "127.112") {
-		t.Errorf("--cleanup has left %s", out)
-	}
+	t.Run("Scenario39Cleanup", func(t *testing.T) {
+		g := p.gateways[1]
+		g.Stop()
+		testkit.Must(g.Cleanup(t.Context()))(t)
+		if out := testkit.Must(g.NS.Run(t.Context(), "sh", "-c", "nft list ruleset; ip -o address show dev lo scope host | grep -v 127.0.0.1/8 || true"))(t); strings.Contains(out, "coil") || strings.Contains(out, "127.112") {
+			t.Errorf("--cleanup has left %s", out)
+		}
+		for _, path := range []string{g.StateDir(), g.Fragment()} {
+			if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("--cleanup has left %s: %v", path, err)
+			}
+		}
+	})
 }

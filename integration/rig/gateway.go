@@ -69,7 +69,7 @@ func (r *Rig) NewGateway(ctx context.Context, name string, spec v2.LoadBalancerG
 	if g.api, err = netlab.NewProxy(ctx, g.NS, server.Host, server.Host); err != nil {
 		return nil, err
 	}
-	daemon := func(elem ...string) string { return r.path(append([]string{name, "keepalived"}, elem...)...) }
+	daemon := g.daemon
 	if err := errors.Join(os.MkdirAll(daemon(), 0o755), os.WriteFile(daemon("keepalived.conf"), []byte("include coil/*.conf\n"), 0o644)); err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (r *Rig) NewGateway(ctx context.Context, name string, spec v2.LoadBalancerG
 		Path: path, Netns: g.NS.Path(), Log: r.path(name + ".log"),
 		Args: []string{
 			"--name=" + name, "--kubeconfig=" + kubeconfig, "--state-dir=" + g.StateDir(), "-v=1", "--keepalived-config=" + daemon("keepalived.conf"),
-			"--keepalived-fragment=" + daemon("coil", "coil.conf"), "--keepalived-pid-file=" + daemon("pid"), "--keepalived-dump-dir=" + daemon(),
+			"--keepalived-fragment=" + g.Fragment(), "--keepalived-pid-file=" + daemon("pid"), "--keepalived-dump-dir=" + daemon(),
 		},
 	}
 	g.Keepalived = &Program{
@@ -113,6 +113,14 @@ func (g *Gateway) Cleanup(ctx context.Context) (string, error) {
 
 // StateDir has the state of coil-lb-agent.
 func (g *Gateway) StateDir() string { return g.rig.path(g.Name, "state") }
+
+// Fragment is coil-lb-agent's part of the configuration of keepalived.
+func (g *Gateway) Fragment() string { return g.daemon("coil", "coil.conf") }
+
+// daemon is a path of files of keepalived.
+func (g *Gateway) daemon(elem ...string) string {
+	return g.rig.path(append([]string{g.Name, "keepalived"}, elem...)...)
+}
 
 // Close takes the machine away.
 func (g *Gateway) Close() error {

@@ -25,8 +25,8 @@ var lines = regexp.MustCompile(`^(|# Coil writes this file\. Changes are lost\.|
 	`    [\da-f.:]+|` +
 	`    [\da-f.:]+/(32|128) dev [A-Za-z0-9][\w.-]{0,14}( scope host)?)$`)
 
-// FuzzConfig is scenario 21: what is valid has only lines that Coil means. In the long form keepalived takes it, too.
-func FuzzConfig(f *testing.F) {
+// FuzzScenario21Config: what is valid has only lines that Coil means. In the long form keepalived takes it, too.
+func FuzzScenario21Config(f *testing.F) {
 	f.Add("coil-4", "eth0", "", 1, 100, false, 0, 300, "192.0.2.1", "192.0.2.2", "198.51.100.1", "198.51.100.2")
 	f.Add("coil.6", "bond0.7", "lo", 255, 254, true, 0, 0, "2001:db8::1", "", "2001:db8:1::1", "2001:db8:1::2")
 	f.Add("a", "eth0", "eth1", 9, 1, false, 1500, 40950, "fe80::1", "fe80::2", "::1:2:3", "64:ff9b::1")

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +31,9 @@ func (g *Gateway) apply(ctx context.Context, _ struct{}) error {
 	next, changes := g.next(keys)
 	next.version = version
 	err := g.change(ctx, next, changes)
+	if err != nil && len(keys) > 0 {
+		err = fmt.Errorf("change what is done for Service %s: %w", few(keys), err)
+	}
 	if err == nil {
 		err = g.unguard(ctx)
 	}
@@ -49,6 +53,15 @@ func (g *Gateway) apply(ctx context.Context, _ struct{}) error {
 		g.forgets.AddAfter(struct{}{}, max(forgetAfter, idle*time.Duration(g.forgetting.Load())))
 	}
 	return reconcile.Later(lookAgain)
+}
+
+// few has the names of the first of some Services.
+func few(keys []string) string {
+	const most = 3
+	if len(keys) <= most {
+		return strings.Join(keys, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(keys[:most], ", "), len(keys)-most)
 }
 
 // change has the table, and after it keepalived, do what a state says. An address that isn't at the machine yet meets no rule; one that keepalived may still have is guarded,

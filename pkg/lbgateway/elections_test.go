@@ -28,6 +28,8 @@ type daemon struct {
 	guarded func([]netip.Addr) error
 	// takes is how long a change takes; nil for no time. fails says whether it is refused.
 	takes func() (d time.Duration, fails error)
+	// asked counts changes.
+	asked atomic.Int32
 
 	mu sync.Mutex // guards all below
 	// is what it does, and unguarded why an address was at the machine that nothing guarded.
@@ -46,6 +48,7 @@ func (d *daemon) Used() bool { return true }
 
 // Apply implements VRRP. While it runs, both what it did and what it is to do may be at the machine.
 func (d *daemon) Apply(ctx context.Context, c keepalived.Config) error {
+	d.asked.Add(1)
 	d.mu.Lock()
 	was := d.is
 	d.mu.Unlock()

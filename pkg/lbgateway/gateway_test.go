@@ -76,8 +76,8 @@ func TestChangesInAnyOrder(t *testing.T) {
 	}
 }
 
-// Scenario 11, 36: the status tells what the machine does; a Service that it can't serve is no reason to serve no other one.
-func TestStatus(t *testing.T) {
+// Scenarios 11, 36: the status tells what the machine does; a Service that it can't serve is no reason to serve no other one.
+func TestScenario36Status(t *testing.T) {
 	sc := newScene(t)
 	sc.service("a", nil)
 	sc.service("b", func(s *corev1.Service) { s.Spec.Ports[1].NodePort = 0 })
@@ -98,17 +98,17 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// What the kernel refuses is told, and tried again; the machine does what it did before.
-func TestKernelRefuses(t *testing.T) {
-	sc := newScene(t)
+// Scenario 20: what the kernel refuses is told with the name of the Service, and tried again; the machine does what it did before, and keepalived isn't told anything else.
+func TestScenario20KernelRefuses(t *testing.T) {
+	sc, d := newElectedScene(t)
 	sc.service("a", nil)
 	sc.block(1, "a", "")
-	sc.settled("at first")
+	sc.has(d, "at first", 1)
 	before := testkit.Must(sc.machine.Run("nft", "list", "ruleset"))(t)
 	sc.table.refuses.Store(new(errors.New("no buffer space available")))
 	sc.block(2, "a", "a")
 	sc.await("refused", func() error {
-		if st := sc.own().Status; condition(st) != v2.ReasonKernelRefused {
+		if st := sc.own().Status; condition(st) != v2.ReasonKernelRefused || !strings.Contains(st.Conditions[0].Message, "shop/a") {
 			return fmt.Errorf("%+v", st)
 		}
 		return nil
@@ -116,7 +116,9 @@ func TestKernelRefuses(t *testing.T) {
 	if after := testkit.Must(sc.machine.Run("nft", "list", "ruleset"))(t); after != before {
 		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
 	}
+	sc.has(d, "while the kernel refuses", 1)
 	sc.table.refuses.Store(nil)
+	sc.has(d, "when it is over", 1, 2)
 	sc.settled("when it is over")
 	sc.told("when it is over", func(st v2.LoadBalancerGatewayStatus) error {
 		if condition(st) != v2.ReasonAllServed {
@@ -127,7 +129,7 @@ func TestKernelRefuses(t *testing.T) {
 }
 
 // Scenario 19: a machine that starts does what it did last before it reaches the API server. A file of another machine, or a broken one, is no reason not to start.
-func TestStartsFromItsFile(t *testing.T) {
+func TestScenario19StartsFromItsFile(t *testing.T) {
 	sc := newScene(t)
 	sc.service("a", func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
 	sc.service("b", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"} })
@@ -164,7 +166,7 @@ func TestWithoutItsObject(t *testing.T) {
 }
 
 // Scenario 27: flows leave endpoints that are gone, and those of UDP endpoints that are ending, too.
-func TestStaleFlows(t *testing.T) {
+func TestScenario27StaleFlows(t *testing.T) {
 	at := func(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 	s := state{addresses: map[netip.Addr]bool{netip.MustParseAddr("198.51.100.1"): true}, forwards: map[front]plan.Forward{}}
 	for _, p := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
@@ -195,7 +197,7 @@ func TestStaleFlows(t *testing.T) {
 }
 
 // The kernel forgets the flows of an endpoint that goes, and keeps those of others.
-func TestFlowsAreForgotten(t *testing.T) {
+func TestScenario27FlowsAreForgotten(t *testing.T) {
 	sc := newScene(t)
 	sc.spec(func(s *v2.LoadBalancerGatewaySpec) { s.Endpoints = v2.EndpointsPod })
 	sc.service("a", nil)

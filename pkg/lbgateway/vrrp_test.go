@@ -31,7 +31,7 @@ func gatewayOf(name string, sources []string, pools ...string) *v2.LoadBalancerG
 
 // Scenario 30: gateways agree: for each instance one of them has the highest priority, which differs between instances; each address is in one instance, the same one at all
 // gateways; and gateways know each other.
-func TestElections(t *testing.T) {
+func TestScenario30Elections(t *testing.T) {
 	pools := []*v2.AddressPool{poolOf("dmz", 10, 3), poolOf("lan", 0, 0), poolOf("other", 40, 1)}
 	gateways := []*v2.LoadBalancerGateway{
 		gatewayOf("gw2", []string{"192.0.2.2", "2001:db8::2"}, "dmz", "lan"), gatewayOf("gw1", []string{"192.0.2.1", "2001:db8::1"}, "dmz"),
