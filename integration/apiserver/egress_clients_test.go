@@ -23,7 +23,7 @@ import (
 
 func TestEgressClients(t *testing.T) {
 	c := newEgressCluster(t)
-	c.start(t)
+	c.startCounting(t)
 	c.egress(t, "nat", `destinations: [0.0.0.0/0]`)
 	c.egress(t, "other", `destinations: [192.0.2.0/24]`)
 	apps := fresh("apps")
@@ -153,7 +153,7 @@ func addresses(s discoveryv1.EndpointSlice) (all []string) {
 // requireCount waits until the status of an Egress has a number of clients.
 func (c *egressCluster) requireCount(t testing.TB, egress string, want int32) {
 	t.Helper()
-	// It is written every 30 seconds.
+	// It is written every 30 seconds, unless the program was told otherwise.
 	testkit.Eventually(t, 50*time.Second, fmt.Sprintf("status.clients of %s is %d", egress, want), func() error {
 		e, err := c.coil.CoilV2().Egresses(c.ns).Get(t.Context(), egress, metav1.GetOptions{})
 		if err != nil {

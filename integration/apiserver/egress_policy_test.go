@@ -119,7 +119,7 @@ func (c *egressCluster) label(t testing.TB, p *corev1.Pod, app string) {
 
 func TestEgressPolicies(t *testing.T) {
 	c := newEgressCluster(t)
-	c.start(t)
+	c.startCounting(t)
 	shop := fresh("shop")
 	c.namespace(t, shop, map[string]string{"shop": shop})
 	c.egress(t, "nat", `destinations: [0.0.0.0/0, 10.0.0.0/8]`)

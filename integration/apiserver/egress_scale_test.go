@@ -25,7 +25,7 @@ func TestEgressWithControllers(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	testkit.Check(t, api.StartControllerManager(t.Context()))
+	testkit.Check(t, api.StartControllerManager(t.Context(), "--horizontal-pod-autoscaler-sync-period=1s"))
 	c := egressClusterOf(t, api)
 	c.start(t)
 	routers := func(t *testing.T, egress string, n int) (all []corev1.Pod) {

@@ -144,6 +144,14 @@ func (c *egressCluster) start(t testing.TB) (stop func()) {
 	return c.startWith(t, c.account(t), egressOptions())
 }
 
+// startCounting runs the program, which writes to statuses what has changed in number sooner than users have it.
+func (c *egressCluster) startCounting(t testing.TB) {
+	t.Helper()
+	o := egressOptions()
+	o.CountEvery = 2 * time.Second
+	c.startWith(t, c.account(t), o)
+}
+
 func (c *egressCluster) startWith(t testing.TB, cfg *rest.Config, o *egresscontroller.Options) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))

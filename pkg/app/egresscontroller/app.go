@@ -101,7 +101,7 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 	routing, err := controller.New(controller.Config{
 		Coil: e.Coil, Core: e.Core, Egresses: kinds.Egresses(), Pools: pools, Floating: addresses,
 		Cluster: cluster, Namespaces: namespaces, Routers: routers, Accounts: accounts, Clients: clients,
-		ExternalNodes: externalNodes, EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
+		ExternalNodes: externalNodes, EndpointsPerSlice: o.EndpointsPerSlice, CountEvery: o.CountEvery, Image: image, Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
 	})
 	if err != nil {
 		return leading.Controllers{}, err
@@ -110,8 +110,8 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 		Coil: e.Coil, Core: e.Core,
 		Policies: kinds.EgressPolicies().Informer(), ClusterPolicies: kinds.EgressClusterPolicies().Informer(), Egresses: kinds.Egresses().Informer(),
 		Pods: cluster.Core().V1().Pods().Informer(), Services: services.Core().V1().Services().Informer(), Namespaces: namespaces,
-		Clients: clients.Discovery().V1().EndpointSlices().Informer(), EndpointsPerSlice: o.EndpointsPerSlice, Recorder: e.Recorder, LoopMetrics: e.Loops,
-		Registry: e.Registry,
+		Clients: clients.Discovery().V1().EndpointSlices().Informer(), EndpointsPerSlice: o.EndpointsPerSlice, CountEvery: o.CountEvery,
+		Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
 	})
 	if err != nil {
 		return leading.Controllers{}, err

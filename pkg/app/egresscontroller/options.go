@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -27,6 +28,8 @@ type Options struct {
 	EnableFloating bool
 	// EndpointsPerSlice is how many clients an EndpointSlice has.
 	EndpointsPerSlice int
+	// CountEvery is how often a status is written for numbers alone. It has no flag; 0 is what the controllers take.
+	CountEvery time.Duration
 	// ExternalNodes are the ranges in which ExternalIPs of Nodes are the cluster's.
 	ExternalNodes []string
 }

@@ -96,6 +96,8 @@ type Config struct {
 	ExternalNodes []netip.Prefix
 	// EndpointsPerSlice is how many clients are in a slice; 0 is egress.EndpointsPerSlice.
 	EndpointsPerSlice int
+	// CountEvery is how often the status of an Egress is written for the numbers of its clients and policies alone; 0 is 30 s.
+	CountEvery time.Duration
 	// Image is how routers are started.
 	Image    egress.RouterImage
 	Recorder kube.Recorder

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -115,7 +116,7 @@ func (c *Controller) untilCounted(e *v2.Egress, status v2.EgressStatus) time.Dur
 	if !egress.OnlyCounts(e.Status, status) {
 		return 0
 	}
-	return max(0, countEvery-c.now().Sub(c.counted.Get(keyOf(e))))
+	return max(0, cmp.Or(c.cfg.CountEvery, countEvery)-c.now().Sub(c.counted.Get(keyOf(e))))
 }
 
 func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {

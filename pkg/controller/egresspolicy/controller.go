@@ -68,7 +68,9 @@ type Config struct {
 
 	// EndpointsPerSlice is how many clients are in a slice; 0 is egress.EndpointsPerSlice.
 	EndpointsPerSlice int
-	Recorder          kube.Recorder
+	// CountEvery is how often the status of a policy is written for the number of its clients alone; 0 is 30 s.
+	CountEvery time.Duration
+	Recorder   kube.Recorder
 	// LoopMetrics and Registry take metrics; nil ones are not exported.
 	LoopMetrics *reconcile.Metrics
 	Registry    prometheus.Registerer

@@ -89,7 +89,7 @@ func (c *Controller) untilCounted(s *subject, status v2.EgressPolicyStatus) time
 	if !equality.Semantic.DeepEqual(s.status, status) {
 		return 0
 	}
-	return max(0, countEvery-c.now().Sub(c.counted.Get(s.Name)))
+	return max(0, cmp.Or(c.cfg.CountEvery, countEvery)-c.now().Sub(c.counted.Get(s.Name)))
 }
 
 // facts returns what the caches have.
