@@ -50,7 +50,8 @@ var shared = sync.OnceValues(func() (env, error) {
 	if auditLog, err = audit.New(auditDir, audited...); err != nil {
 		return env{}, err
 	}
-	opts := cluster.Options{Name: name, Nodes: 3, IPTablesProxies: 1, Log: os.Stderr, APIServerArgs: auditLog.APIServerArgs()}
+	opts := cluster.Options{Name: name, Nodes: 3, IPTablesProxies: 1, Log: os.Stderr, APIServerArgs: auditLog.APIServerArgs(),
+		Kustomize: []string{"testdata/hasty"}}
 	if err := opts.AddCoil(ctx); err != nil {
 		return env{}, err
 	}
@@ -88,7 +89,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	// Parallel tests wait most of the time: for kubelets, and a minute for each cool-down.
+	// Parallel tests wait most of the time: for kubelets, and for each cool-down.
 	_ = flag.Set("test.parallel", "4")
 	code := m.Run()
 	if slices.Contains(strings.Split(os.Getenv("COIL_TEST_TIERS"), ","), string(testkit.Cluster)) {

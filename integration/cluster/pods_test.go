@@ -62,7 +62,7 @@ func TestSixtyPods(t *testing.T) {
 	if err := e.core.CoreV1().Pods(ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// Deletion, the cool-down of a minute, and the release itself.
+	// Deletion, the cool-down, and the release itself.
 	testkit.Eventually(t, 4*time.Minute, "all blocks are back in the pool", func() error {
 		blocks, err := e.blocksOf(t, ns)
 		if err != nil {
