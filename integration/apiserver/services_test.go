@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/lbcontroller"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -177,7 +179,7 @@ func TestServicesGetAddresses(t *testing.T) {
 		s.tells("other", "192.0.2.1", "AddressAssigned")
 		s.patch("tls", `{"spec":{"ports":[{"name":"a","port":443},{"name":"b","port":80}]}}`)
 		s.tells("tls", "192.0.2.2", "AddressAssigned") // the older one keeps the port
-		s.make("heir", 443, wants("192.0.2.0")) // the port that it had is free
+		s.make("heir", 443, wants("192.0.2.0"))        // the port that it had is free
 		s.tells("heir", "192.0.2.0", "AddressAssigned")
 	})
 	part("4 asks for one by name", func() {
@@ -205,6 +207,24 @@ func TestServicesGetAddresses(t *testing.T) {
 		s.patch("other", `{"metadata":{"annotations":{"coil.cybozu.com/wanted-addresses":"192.0.2.5"}}}`)
 		s.tells("other", "192.0.2.5", "AddressAssigned")
 	})
+	part("33 one port, in a family each", func() {
+		s.pool(t, "pairs", 0, v2.SubnetSet{IPv4: ptr("198.51.100.0/30"), IPv6: ptr("2001:db8::/126")})
+		of := func(family corev1.IPFamily) func(*corev1.Service) {
+			return func(o *corev1.Service) {
+				o.Annotations["coil.cybozu.com/pool"], o.Spec.IPFamilies = "pairs", []corev1.IPFamily{family}
+			}
+		}
+		s.make("four", 80, of(corev1.IPv4Protocol))
+		s.make("six", 80, of(corev1.IPv6Protocol))
+		testkit.Eventually(t, 20*time.Second, "both share a pair", func() error {
+			b, err := s.coil.CoilV2().AddressBlocks().Get(t.Context(), "pairs-0", metav1.GetOptions{})
+			if err != nil || len(b.Floating.Ports) != 2 {
+				return fmt.Errorf("the block is %+v, %w", b, err)
+			}
+			return nil
+		})
+		s.deletes("four", "six")
+	})
 	part("7 of another class", func() {
 		s.make("theirs", 80, func(o *corev1.Service) { *o.Spec.LoadBalancerClass = "example.org/lb" })
 		s.tells("theirs", "", "")
@@ -213,20 +233,39 @@ func TestServicesGetAddresses(t *testing.T) {
 		for i := range 8 {
 			s.make(fmt.Sprint("alone", i), 9000, func(o *corev1.Service) { o.Annotations[loadbalancer.AnnotationSharing] = loadbalancer.SharingNone })
 		}
-		s.tells("alone7", "", "WaitsForAddress")
-		for i := range 7 {
-			s.deletes(fmt.Sprint("alone", i))
+		// Some have none, and get theirs when the others are gone.
+		waits := func() (name string, waiting int) {
+			testkit.Check(t, s.hold("services"))
+			for i := range 8 {
+				o := testkit.Must(s.core.CoreV1().Services(metav1.NamespaceDefault).Get(t.Context(), fmt.Sprint("alone", i), metav1.GetOptions{}))(t)
+				if is := meta.FindStatusCondition(o.Status.Conditions, loadbalancer.ConditionAssigned); is != nil && is.Reason == "WaitsForAddress" && strings.Contains(is.Message, v2.ReasonPoolExhausted) {
+					name = o.Name
+					waiting++
+				}
+			}
+			return name, waiting
+		}
+		last := ""
+		testkit.Eventually(t, 20*time.Second, "some say that the pool is exhausted", func() error {
+			if last, _ = waits(); last == "" {
+				return errors.New("none does")
+			}
+			return nil
+		})
+		for i := range 8 {
+			if name := fmt.Sprint("alone", i); name != last {
+				s.deletes(name)
+			}
 		}
 		testkit.Eventually(t, 40*time.Second, "the last one has an address", func() error {
-			if err := s.hold("services"); err != nil {
-				return err
-			}
-			o, err := s.core.CoreV1().Services(metav1.NamespaceDefault).Get(t.Context(), "alone7", metav1.GetOptions{})
+			testkit.Check(t, s.hold("services"))
+			o, err := s.core.CoreV1().Services(metav1.NamespaceDefault).Get(t.Context(), last, metav1.GetOptions{})
 			if err == nil && len(o.Status.LoadBalancer.Ingress) != 1 {
 				err = fmt.Errorf("it says %+v", o.Status)
 			}
 			return err
 		})
+		s.deletes(last)
 	})
 	part("13 another replica takes over", func() {
 		first := stop
@@ -235,7 +274,7 @@ func TestServicesGetAddresses(t *testing.T) {
 		s.make("after", 7000, wants("192.0.2.5"))
 		s.tells("after", "192.0.2.5", "AddressAssigned")
 	})
-	s.deletes("app", "tls", "other", "late", "new", "theirs", "alone7", "after")
+	s.deletes("app", "tls", "other", "late", "new", "theirs", "after")
 	s.empty()
 }
 

@@ -180,7 +180,7 @@ func (sc *scene) service(name string, change func(*corev1.Service)) {
 	if s == nil {
 		s = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
 		s.Spec.Type = corev1.ServiceTypeLoadBalancer
-		s.Spec.ClusterIPs = []string{"10.96.0.1", "fd96::1"}
+		s.Spec.ClusterIPs, s.Spec.IPFamilies = []string{"10.96.0.1", "fd96::1"}, []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 		s.Spec.Ports = []corev1.ServicePort{
 			{Name: "web", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}, {Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, NodePort: 30053},
 		}

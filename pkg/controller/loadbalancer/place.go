@@ -31,13 +31,15 @@ func (c *Controller) place(ctx context.Context, name string) error {
 	nodes := c.servingNodes()
 	spot := loadbalancer.Spot{Block: b.Name, Holder: holderOf(b)}
 	anywhere := false
-	var ports []v2.FloatingPort
+	var ports []entrance
 	for _, key := range users {
 		s := c.services.Find(key.String())
 		if s == nil {
 			continue
 		}
-		ports = append(ports, portsOf(s)...)
+		for _, p := range portsOf(s) {
+			ports = append(ports, entrance{p, s.Spec.IPFamilies})
+		}
 		if needsEndpoints(s) {
 			spot.Only = loadbalancer.WithEndpoints(c.slices.Under(key.String()))
 		} else {
@@ -130,19 +132,41 @@ func portsOf(s *corev1.Service) (all []v2.FloatingPort) {
 	return all
 }
 
-// sorted are ports in order, each once. Of two Services that have the same one, as until the next plan after one was changed, the one has it that had it before.
-func sorted(ports, before []v2.FloatingPort) []v2.FloatingPort {
-	number := func(a, b v2.FloatingPort) int {
-		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
-	}
-	isNew := func(p v2.FloatingPort) int {
-		if slices.Contains(before, p) {
+// entrance is a port of a Service, in the families of the Service.
+type entrance struct {
+	v2.FloatingPort
+	families []corev1.IPFamily
+}
+
+// sorted are ports in order. Of two Services that have the same one in a family, as until the next plan after one was changed, the one has it that had it before.
+func sorted(ports []entrance, before []v2.FloatingPort) (all []v2.FloatingPort) {
+	isNew := func(e entrance) int {
+		if slices.Contains(before, e.FloatingPort) {
 			return 0
 		}
 		return 1
 	}
-	slices.SortStableFunc(ports, func(a, b v2.FloatingPort) int { return cmp.Or(number(a, b), cmp.Compare(isNew(a), isNew(b))) })
-	return slices.CompactFunc(ports, func(a, b v2.FloatingPort) bool { return number(a, b) == 0 })
+	slices.SortStableFunc(ports, func(a, b entrance) int {
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port), cmp.Compare(isNew(a), isNew(b)))
+	})
+	var kept []entrance
+	for _, e := range ports {
+		if !slices.ContainsFunc(kept, e.inTheWayOf) {
+			kept = append(kept, e)
+		}
+	}
+	for _, e := range kept {
+		all = append(all, e.FloatingPort)
+	}
+	slices.SortFunc(all, func(a, b v2.FloatingPort) int {
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Service, b.Service))
+	})
+	return all
+}
+
+// inTheWayOf says whether two Services have the same port in a family.
+func (e entrance) inTheWayOf(o entrance) bool {
+	return e.Protocol == o.Protocol && e.Port == o.Port && slices.ContainsFunc(e.families, func(f corev1.IPFamily) bool { return slices.Contains(o.families, f) })
 }
 
 // patchOf returns the value of announcers in a merge patch (RFC 7386): nil, which removes the field, if there are none.

@@ -63,7 +63,7 @@ func NodesOf(all []*corev1.Node) Nodes {
 	return nodes
 }
 
-// Forwards returns the forwards of a Service, sorted. A place whose port the Service hasn't any more has none. An error says why the Service can't be served as it is, and what
+// Forwards returns the forwards of a Service, sorted. A place whose port or family the Service hasn't has none. An error says why the Service can't be served as it is, and what
 // to do.
 func Forwards(f Facts) ([]Forward, error) {
 	sources, err := sourcesOf(f.Service)
@@ -72,6 +72,13 @@ func Forwards(f Facts) ([]Forward, error) {
 	}
 	var all []Forward
 	for _, at := range f.Places {
+		family := corev1.IPv4Protocol
+		if at.Address.Is6() {
+			family = corev1.IPv6Protocol
+		}
+		if !slices.Contains(f.Service.Spec.IPFamilies, family) {
+			continue // there another Service may have the port
+		}
 		i := slices.IndexFunc(f.Service.Spec.Ports, func(p corev1.ServicePort) bool {
 			return p.Port == at.Port && cmp.Or(p.Protocol, corev1.ProtocolTCP) == at.Protocol
 		})

@@ -20,6 +20,7 @@ import (
 func facts() lbgateway.Facts {
 	f := lbgateway.Facts{Service: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}}
 	f.Service.Spec = corev1.ServiceSpec{
+		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 		ClusterIPs: []string{"10.96.0.1", "fd96::1"},
 		Ports: []corev1.ServicePort{
 			{Name: "http", Port: 80, NodePort: 30080}, {Name: "dns", Protocol: corev1.ProtocolUDP, Port: 80, NodePort: 30081},
@@ -151,6 +152,12 @@ func TestForwards(t *testing.T) {
 			f.Spec.Endpoints, f.Places = v2.EndpointsPod, f.Places[:1]
 			f.Slices = []*discoveryv1.EndpointSlice{slice(map[string]int32{"http": 8080}, "10.1.0.4@n0 ending", "10.1.0.5@n0 gone")}
 		}, []string{"6 198.51.100.1:80: 10.1.0.4:8080"}},
+		"33 of one family, at a pair": {func(f *lbgateway.Facts) {
+			f.Service.Spec.IPFamilies = f.Service.Spec.IPFamilies[1:]
+			f.Places = []lbgateway.Place{f.Places[0], {Address: netip.MustParseAddr("2001:db8::1"), Protocol: f.Places[0].Protocol, Port: f.Places[0].Port}}
+			f.Spec.Endpoints, f.Service.Spec.ClusterIPs = v2.EndpointsClusterIP, []string{"fd96::1"}
+			f.Slices = []*discoveryv1.EndpointSlice{slice(map[string]int32{"http": 8080}, "fd00::4@n0 ready", "10.1.0.4@n0 ready")}
+		}, []string{"6 [2001:db8::1]:80: [fd96::1]:80"}},
 		"24, 29 source ranges, affinity": {func(f *lbgateway.Facts) {
 			f.Places = f.Places[:1]
 			f.Service.Spec.SessionAffinity = corev1.ServiceAffinityClientIP

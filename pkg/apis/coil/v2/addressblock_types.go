@@ -87,12 +87,10 @@ type Floating struct {
 
 	// Ports are those by which clients reach Services at the address. If there are any, packets for the address go to no pod: the node that has the
 	// address takes those for these ports, and leaves it to the cluster's Service proxy, such as kube-proxy, to send them to endpoints. The owner's
-	// controller writes them.
+	// controller writes them. Two Services may have one port of a pair of addresses, each in a family of its own.
 	//
 	// +optional
-	// +listType=map
-	// +listMapKey=protocol
-	// +listMapKey=port
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1024
 	Ports []FloatingPort `json:"ports,omitempty"`
 
