@@ -46,6 +46,11 @@ type variant struct {
 // addresses says whether there are AddressPools.
 func (v variant) addresses() bool { return v.ipam || v.floating }
 
+// services says whether Services get addresses.
+func (v variant) services() bool {
+	return slices.Contains(v.workloads, "Deployment/coil-lb-controller")
+}
+
 var (
 	ipamCRDs   = []string{"addressblocks.coil.cybozu.com", "addressclaims.coil.cybozu.com", "addresspools.coil.cybozu.com", "blockrequests.coil.cybozu.com", "loadbalancergateways.coil.cybozu.com"}
 	egressCRDs = []string{"egressclusterpolicies.coil.cybozu.com", "egresses.coil.cybozu.com", "egresspolicies.coil.cybozu.com"}
@@ -263,6 +268,9 @@ func checkInventory(t *testing.T, s set, v variant) {
 	slices.Sort(policies)
 	var wantPolicies []string
 	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+		if v.services() {
+			wantPolicies = append(wantPolicies, kind+"/coil-lb-agent-loadbalancergateways")
+		}
 		if v.addresses() {
 			wantPolicies = append(wantPolicies, kind+"/coild-ipam-addressblocks")
 		}
@@ -457,6 +465,9 @@ func ofKeys(name string, r rbacv1.PolicyRule) bool {
 		slices.Equal(r.ResourceNames, []string{"coil-floating"})
 }
 
+// machines are the groups of users that are bound to the rights of a program, since it may run outside of the cluster.
+var machines = map[string][]string{"coil-lb-agent": {"coil.cybozu.com:lb-gateways"}, "coil-lb-controller": {"coil.cybozu.com:lb-controllers"}}
+
 func checkBindings(t *testing.T, s set) {
 	has := func(kind, name string) bool {
 		return slices.ContainsFunc(s.all, func(u *unstructured.Unstructured) bool { return u.GetKind() == kind && u.GetName() == name })
@@ -466,6 +477,9 @@ func checkBindings(t *testing.T, s set) {
 			t.Errorf("binding %s: there is no %s %s", name, ref.Kind, ref.Name)
 		}
 		for _, sub := range subjects {
+			if sub.Kind == rbacv1.GroupKind && sub.APIGroup == rbacv1.GroupName && slices.Contains(machines[name], sub.Name) {
+				continue
+			}
 			if sub.Kind != "ServiceAccount" || sub.Namespace != namespace || !has(sub.Kind, sub.Name) {
 				t.Errorf("binding %s: there is no %s %s/%s", name, sub.Kind, sub.Namespace, sub.Name)
 			}

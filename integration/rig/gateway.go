@@ -33,7 +33,6 @@ type Gateway struct {
 
 // NewGateway makes a LoadBalancerGateway, and a machine without links whose coil-lb-agent isn't started yet.
 func (r *Rig) NewGateway(ctx context.Context, name string, spec v2.LoadBalancerGatewaySpec) (_ *Gateway, err error) {
-	const account = "coil-lb-agent"
 	g := &Gateway{Name: name, rig: r}
 	defer func() {
 		if err != nil {
@@ -44,7 +43,7 @@ func (r *Rig) NewGateway(ctx context.Context, name string, spec v2.LoadBalancerG
 	if _, err := r.Coil.CoilV2().LoadBalancerGateways().Create(ctx, o, metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
-	path, err := (&build.Builder{Log: r.opts.Log}).Own(ctx, "cmd/"+account, r.opts.Tags...)
+	path, err := (&build.Builder{Log: r.opts.Log}).Own(ctx, "cmd/coil-lb-agent", r.opts.Tags...)
 	if err != nil {
 		return nil, err
 	}
@@ -52,10 +51,12 @@ func (r *Rig) NewGateway(ctx context.Context, name string, spec v2.LoadBalancerG
 	if err != nil {
 		return nil, err
 	}
-	if _, err := r.API.Kubectl(ctx, "apply", "-f", filepath.Join(root, "manifests", "services", "gateway-rbac.yaml")); err != nil {
-		return nil, err
+	for _, file := range []string{"gateway-rbac.yaml", "gateway-own.yaml"} {
+		if _, err := r.API.Kubectl(ctx, "apply", "-f", filepath.Join(root, "manifests", "services", file)); err != nil {
+			return nil, err
+		}
 	}
-	kubeconfig, err := r.kubeconfig(account)
+	kubeconfig, err := r.kubeconfigOf(name, "coil.cybozu.com:lb-gateway:"+name, "coil.cybozu.com:lb-gateways")
 	if err != nil {
 		return nil, err
 	}

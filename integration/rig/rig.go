@@ -202,13 +202,18 @@ func (r *Rig) kubeconfig(account string) (string, error) {
 
 // kubeconfigIn is kubeconfig for a ServiceAccount of a namespace.
 func (r *Rig) kubeconfigIn(namespace, account string) (string, error) {
+	return r.kubeconfigOf(namespace+"."+account, "system:serviceaccount:"+namespace+":"+account, "system:serviceaccounts", "system:serviceaccounts:"+namespace)
+}
+
+// kubeconfigOf is kubeconfig for any user; name is that of the file.
+func (r *Rig) kubeconfigOf(name, user string, groups ...string) (string, error) {
 	r.kubeconfigs.Lock()
 	defer r.kubeconfigs.Unlock()
-	path := r.path(namespace + "." + account + ".kubeconfig")
+	path := r.path(name + ".kubeconfig")
 	if exists(path) {
 		return path, nil
 	}
-	cfg, err := r.API.UserConfig("system:serviceaccount:"+namespace+":"+account, "system:serviceaccounts", "system:serviceaccounts:"+namespace)
+	cfg, err := r.API.UserConfig(user, groups...)
 	if err != nil {
 		return "", err
 	}
