@@ -3,9 +3,12 @@ package rig
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -18,7 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
-// Gateway is a machine outside of the cluster, which has a coil-lb-agent.
+// Gateway is a machine outside of the cluster, which has a coil-lb-agent with the capabilities that its unit of systemd gives it.
 type Gateway struct {
 	*Program
 	Name string
@@ -74,9 +77,14 @@ func (r *Rig) NewGateway(ctx context.Context, name string, spec v2.LoadBalancerG
 	if err := errors.Join(os.MkdirAll(daemon(), 0o755), os.WriteFile(daemon("keepalived.conf"), []byte("include coil/*.conf\n"), 0o644)); err != nil {
 		return nil, err
 	}
+	capabilities, err := unitCapabilities(filepath.Join(root, "manifests", "systemd", "coil-lb-agent.service"))
+	if err != nil {
+		return nil, err
+	}
 	g.Program = &Program{
-		Path: path, Netns: g.NS.Path(), Log: r.path(name + ".log"),
+		Path: "setpriv", Netns: g.NS.Path(), Log: r.path(name + ".log"),
 		Args: []string{
+			"--bounding-set=" + capabilities, "--inh-caps=" + capabilities, "--no-new-privs", path,
 			"--name=" + name, "--kubeconfig=" + kubeconfig, "--state-dir=" + g.StateDir(), "-v=1", "--keepalived-config=" + daemon("keepalived.conf"),
 			"--keepalived-fragment=" + g.Fragment(), "--keepalived-pid-file=" + daemon("pid"), "--keepalived-dump-dir=" + daemon(),
 		},
@@ -86,6 +94,24 @@ func (r *Rig) NewGateway(ctx context.Context, name string, spec v2.LoadBalancerG
 		Args: []string{"-n", "-l", "-G", "-f", daemon("keepalived.conf"), "-p", daemon("pid"), "-r", daemon("vrrp.pid")},
 	}
 	return g, nil
+}
+
+// unitCapabilities are those that a unit of systemd gives to its program, as setpriv(1) wants them.
+func unitCapabilities(file string) (string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	_, line, found := strings.Cut(string(text), "\nCapabilityBoundingSet=")
+	if !found {
+		return "", fmt.Errorf("%s: no CapabilityBoundingSet", file)
+	}
+	line, _, _ = strings.Cut(line, "\n")
+	all := "-all"
+	for _, c := range strings.Fields(line) {
+		all += ",+" + strings.ToLower(strings.TrimPrefix(c, "CAP_"))
+	}
+	return all, nil
 }
 
 // KillKeepalived kills all processes of the machine's keepalived, which are a group, and waits until they are gone: as long as one of them is a zombie, another keepalived
@@ -109,7 +135,7 @@ func (g *Gateway) CutAPI(cut bool) { g.api.Cut(cut) }
 
 // Cleanup runs coil-lb-agent --cleanup.
 func (g *Gateway) Cleanup(ctx context.Context) (string, error) {
-	return g.NS.Run(ctx, g.Path, append([]string{"--cleanup"}, g.Args...)...)
+	return g.NS.Run(ctx, g.Path, append(slices.Clone(g.Args), "--cleanup")...)
 }
 
 // StateDir has the state of coil-lb-agent.
