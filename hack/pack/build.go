@@ -20,6 +20,9 @@ import (
 // each as a file for each of ToolSystems.
 var Tools = []string{"coil-migrator"}
 
+// Machines are the programs in cmd/ that also run on machines outside of clusters, under systemd: releases have each as a file for each architecture, too.
+var Machines = []string{"coil-lb-agent", "coil-lb-controller"}
+
 // ToolSystems are the values of GOOS/GOARCH for which releases have the tools.
 var ToolSystems = []string{"linux/amd64", "linux/arm64", "darwin/arm64"}
 

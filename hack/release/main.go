@@ -1,5 +1,5 @@
-// Command release makes what users get of a version: images, manifests, the tools of admins, lists of what is in the
-// programs, and checksums. The same commit gives the same bytes.
+// Command release makes what users get of a version: images, manifests, the tools of admins, programs and units for machines
+// outside of clusters, lists of what is in the programs, and checksums. The same commit gives the same bytes.
 //
 // It owns what a release consists of. It must not know what a program does.
 package main
@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -88,13 +89,13 @@ func (r release) make(ctx context.Context, archs []string) error {
 			return err
 		}
 	}
-	if err := r.manifests(ctx); err != nil {
+	if err := errors.Join(r.manifests(ctx), r.units()); err != nil {
 		return err
 	}
 	return writeSums(r.out)
 }
 
-// programs makes the image of an architecture, the tools for it, and the list of what is in both.
+// programs makes the image of an architecture, the programs that are files, and the list of what is in both.
 func (r release) programs(ctx context.Context, b pack.Build, arch string) error {
 	dir := filepath.Join(r.bin, arch)
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -112,20 +113,49 @@ func (r release) programs(ctx context.Context, b pack.Build, arch string) error 
 	for _, f := range files {
 		listed = append(listed, program{name: strings.TrimPrefix(f.Path, "/"), file: f.Source})
 	}
-	for _, system := range pack.ToolSystems {
-		if !strings.HasSuffix(system, "/"+arch) {
-			continue
+	for _, single := range singles(arch) {
+		file := filepath.Join(r.out, single.file())
+		if err := b.Tool(ctx, single.program, single.system, file); err != nil {
+			return err
 		}
-		for _, tool := range pack.Tools {
-			name := tool + "-" + strings.ReplaceAll(system, "/", "-")
-			file := filepath.Join(r.out, name)
-			if err := b.Tool(ctx, tool, system, file); err != nil {
-				return err
-			}
-			listed = append(listed, program{name: name, file: file})
-		}
+		listed = append(listed, program{name: single.file(), file: file})
 	}
 	return r.writeSBOM(filepath.Join(r.out, "coil-sbom-"+arch+".cdx.json"), listed)
+}
+
+// single is a program for a system, such as linux/amd64, that a release has as a file.
+type single struct{ program, system string }
+
+// file is the name of the file.
+func (s single) file() string { return s.program + "-" + strings.ReplaceAll(s.system, "/", "-") }
+
+// singles are those for an architecture.
+func singles(arch string) (all []single) {
+	for _, system := range pack.ToolSystems {
+		if strings.HasSuffix(system, "/"+arch) {
+			for _, tool := range pack.Tools {
+				all = append(all, single{tool, system})
+			}
+		}
+	}
+	for _, name := range pack.Machines {
+		all = append(all, single{name, "linux/" + arch})
+	}
+	return all
+}
+
+// units copies the units of systemd for machines outside of clusters.
+func (r release) units() error {
+	for _, name := range pack.Machines {
+		unit, err := os.ReadFile(filepath.Join("manifests", "systemd", name+".service"))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(r.out, name+".service"), unit, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sums is the name of the file with the checksums.

@@ -82,15 +82,14 @@ func TestRelease(t *testing.T) {
 		t.Run(arch, func(t *testing.T) {
 			programs := t.TempDir()
 			unpack(t, filepath.Join(outs[0], "coil-image-"+arch+".tar"), programs)
-			for _, system := range pack.ToolSystems {
-				for _, tool := range pack.Tools {
-					if system == "linux/"+arch {
-						name := strings.ReplaceAll(tool+"/"+system, "/", "-")
-						testkit.Check(t, os.Link(filepath.Join(outs[0], name), filepath.Join(programs, tool)))
-					}
+			files := map[string]string{} // by the program, the file that releases have of it
+			for _, s := range singles(arch) {
+				if s.system == "linux/"+arch {
+					testkit.Check(t, os.Link(filepath.Join(outs[0], s.file()), filepath.Join(programs, s.file())))
+					files[s.program] = s.file()
 				}
 			}
-			checkPrograms(t, clones[0], programs, arch)
+			checkPrograms(t, clones[0], programs, arch, files)
 			checkSBOM(t, clones[0], programs, arch)
 		})
 	}
@@ -99,15 +98,11 @@ func TestRelease(t *testing.T) {
 // checkFiles checks that both releases have the same files, which are those that there should be.
 func checkFiles(t *testing.T, outs [2]string, archs []string) {
 	want := []string{"SHA256SUMS", "coil-cleanup.yaml", "coil-crds.yaml", "coil-egress-only-with-addresses.yaml", "coil-egress-only.yaml", "coil-ipam-only-with-router.yaml",
-		"coil-ipam-only.yaml", "coil-with-router.yaml", "coil-with-services.yaml", "coil.yaml"}
+		"coil-ipam-only.yaml", "coil-lb-agent.service", "coil-lb-controller.service", "coil-with-router.yaml", "coil-with-services.yaml", "coil.yaml"}
 	for _, arch := range archs {
-		want = append(want, "coil-image-"+arch+".tar", "coil-sbom-"+arch+".cdx.json")
-		for _, system := range pack.ToolSystems {
-			for _, tool := range pack.Tools {
-				if strings.HasSuffix(system, "/"+arch) {
-					want = append(want, strings.ReplaceAll(tool+"/"+system, "/", "-"))
-				}
-			}
+		want = append(want, "coil-image-"+arch+".tar", "coil-sbom-"+arch+".cdx.json", "coil-lb-agent-linux-"+arch, "coil-lb-controller-linux-"+arch, "coil-migrator-linux-"+arch)
+		if arch == "arm64" {
+			want = append(want, "coil-migrator-darwin-arm64")
 		}
 	}
 	slices.Sort(want)
@@ -226,14 +221,19 @@ func tarEntries(t *testing.T, archive []byte) func(yield func(*tar.Header, []byt
 // joint are the programs of cmd/ that exist by the names of their parts only.
 var joint = []string{"coil-controllers", "coil-routers"}
 
-// checkPrograms checks that all programs are there, for the architecture, and print the version.
-func checkPrograms(t *testing.T, root, dir, arch string) {
+// checkPrograms checks that all programs are there, for the architecture, and print the version. files are those that are there, too, or instead.
+func checkPrograms(t *testing.T, root, dir, arch string, files map[string]string) {
 	var want, got []string
+	named := map[string]string{} // programs by the names of files
+	for program, file := range files {
+		want, named[file] = append(want, file), program
+	}
 	for _, main := range testkit.Must(filepath.Glob(filepath.Join(root, "cmd", "*", "main.go")))(t) {
-		if name := filepath.Base(filepath.Dir(main)); !slices.Contains(joint, name) {
+		if name := filepath.Base(filepath.Dir(main)); !slices.Contains(joint, name) && !slices.Contains(pack.Tools, name) {
 			want = append(want, name)
 		}
 	}
+	slices.Sort(want)
 	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[arch]
 	for _, e := range testkit.Must(os.ReadDir(dir))(t) {
 		got = append(got, e.Name())
@@ -250,7 +250,11 @@ func checkPrograms(t *testing.T, root, dir, arch string) {
 			continue
 		}
 		out, err := exec.CommandContext(t.Context(), path, "--version").Output()
-		if want := e.Name() + " " + testVersion + "\n"; err != nil || string(out) != want {
+		name := e.Name()
+		if program, ok := named[name]; ok {
+			name = program
+		}
+		if want := name + " " + testVersion + "\n"; err != nil || string(out) != want {
 			t.Errorf("%s --version prints %q (%v), want %q", e.Name(), out, err, want)
 		}
 	}
@@ -279,9 +283,6 @@ func checkSBOM(t *testing.T, root, programs, arch string) {
 	}
 	for _, e := range testkit.Must(os.ReadDir(programs))(t) {
 		name := e.Name()
-		if slices.Contains(pack.Tools, name) {
-			name += "-linux-" + arch
-		}
 		if got := fmt.Sprintf("%x", sha256.Sum256(testkit.Must(os.ReadFile(filepath.Join(programs, e.Name())))(t))); hashes[name] != got {
 			t.Errorf("%s has the SHA-256 %s, the list says %q", name, got, hashes[name])
 		}
