@@ -139,7 +139,7 @@ func New(cfg Config) (*Controller, error) {
 	}
 	c.metrics = newCollector(c.services, cfg.WithoutClass)
 	if cfg.Registry != nil {
-		cfg.Registry.MustRegister(c.metrics)
+		cfg.Registry.MustRegister(c.metrics, newGatewayCollector(c))
 	}
 	c.plans = reconcile.New("services", func(ctx context.Context, _ struct{}) error { return c.plan(ctx) }, cfg.LoopMetrics)
 	c.steps = reconcile.New("service", c.step, cfg.LoopMetrics)
