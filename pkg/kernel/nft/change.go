@@ -12,8 +12,8 @@ import (
 // ErrUnknown says that the table isn't known to be as it was synced: somebody may have changed it.
 var ErrUnknown = errors.New("it may not be as it was made")
 
-// Change changes elements of sets in one transaction. It costs the same however large the sets are: they aren't compared with others. It is an error, ErrUnknown, if
-// anybody else has changed any table of the namespace since the last Sync or Change. After any error the table is to be synced.
+// Change changes elements of sets in one transaction. It costs the same however large the sets are: they aren't compared with others, nor kept in memory, so that the next Sync
+// reads them. It is an error, ErrUnknown, if anybody else has changed any table of the namespace since the last Sync or Change. After any error the table is to be synced.
 func (t *Table) Change(ctx context.Context, changes ...dataplane.SetChange) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -28,7 +28,7 @@ func (t *Table) change(ctx context.Context, changes []dataplane.SetChange) error
 	if err != nil {
 		return err
 	}
-	if t.known == nil || t.generation != before {
+	if !t.made || t.generation != before {
 		return ErrUnknown
 	}
 	if !slices.ContainsFunc(changes, func(c dataplane.SetChange) bool { return len(c.Remove)+len(c.Add) > 0 }) {
@@ -38,8 +38,7 @@ func (t *Table) change(ctx context.Context, changes []dataplane.SetChange) error
 	if err != nil {
 		return err
 	}
-	known := t.known
-	t.known = nil
+	t.made, t.known = false, nil
 	for _, c := range changes {
 		s, ok := t.defined[c.Set]
 		if !ok {
@@ -52,47 +51,9 @@ func (t *Table) change(ctx context.Context, changes []dataplane.SetChange) error
 	if err := conn.Flush(); err != nil {
 		return err
 	}
-	after, err := t.currentGeneration(ctx)
-	if err != nil || after != before+1 {
-		return nil // the next Sync reads it
+	// If somebody else has changed something, too, the next Change tells so.
+	if after, err := t.currentGeneration(ctx); err == nil && after == before+1 {
+		t.made, t.generation = true, after
 	}
-	for _, c := range changes {
-		known.change(c)
-	}
-	t.known, t.generation = known, after
 	return nil
-}
-
-// change notes a change of a set.
-func (s *state) change(c dataplane.SetChange) {
-	if s.changed == nil {
-		s.changed = map[string]map[dataplane.Element]bool{}
-	}
-	if s.changed[c.Set] == nil {
-		s.changed[c.Set] = map[dataplane.Element]bool{}
-	}
-	for _, e := range c.Remove {
-		s.changed[c.Set][e] = false
-	}
-	for _, e := range c.Add {
-		s.changed[c.Set][e] = true
-	}
-}
-
-// settle brings the sets up to date with the changes. An element that was added may have been there before. A state that isn't known has none.
-func (s *state) settle() {
-	if s == nil {
-		return
-	}
-	for name, changed := range s.changed {
-		c := s.sets[name]
-		c.elements = slices.DeleteFunc(slices.Clone(c.elements), func(e dataplane.Element) bool { _, ok := changed[e]; return ok })
-		for e, added := range changed {
-			if added {
-				c.elements = append(c.elements, e)
-			}
-		}
-		s.sets[name] = c
-	}
-	s.changed = nil
 }

@@ -47,7 +47,7 @@ func (t *Table) Check(ctx context.Context, r dataplane.Ruleset) error {
 		return errors.Join(errs...)
 	}
 	if after, err := t.currentGeneration(ctx); err == nil && after == generation {
-		t.known, t.generation = have, after
+		t.made, t.known, t.generation = true, have, after
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package nft_test
 
 import (
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -64,4 +65,37 @@ func medianChange(t *testing.T, table *nft.Table, at *ruleset.Frontend) time.Dur
 	}
 	slices.Sort(took)
 	return took[len(took)/2]
+}
+
+// Endpoints that have come and gone take no memory: a gateway sees new ones for months.
+func TestChangesAreForgotten(t *testing.T) {
+	table, services := open(t, netnstest.New(t).NS, dataplane.NftTableLB), many(1, 1)
+	testkit.Must(table.Sync(t.Context(), services.Ruleset()))(t)
+	change := func(round int) {
+		other := many(1000, 20)
+		var add, remove []dataplane.SetChange
+		for i := range other.Frontends {
+			other.Frontends[i].Port.Port = uint16(1000 + round)
+			add = append(add, ruleset.Change(nil, &other.Frontends[i])...)
+			remove = append(remove, ruleset.Change(&other.Frontends[i], nil)...)
+		}
+		testkit.Check(t, table.Change(t.Context(), add...), table.Change(t.Context(), remove...))
+	}
+	inUse := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	change(0)
+	before := inUse()
+	for round := range 5 {
+		change(1 + round)
+	}
+	if after := inUse(); after > before+4<<20 {
+		t.Errorf("100,000 endpoints that have gone take %d KiB", (after-before)>>10)
+	}
+	if did := testkit.Must(table.Sync(t.Context(), services.Ruleset()))(t); did.Changed() {
+		t.Errorf("Sync did %+v afterwards", did)
+	}
 }

@@ -70,7 +70,7 @@ func renew(ctx context.Context, all []Renewals) error {
 	}
 	// What is known of a table holds still, unless somebody else has changed something, too.
 	for _, of := range all {
-		if of.Table.known != nil && of.Table.generation == before {
+		if of.Table.made && of.Table.generation == before {
 			of.Table.generation = after
 		}
 	}

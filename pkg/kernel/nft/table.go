@@ -118,13 +118,14 @@ type Table struct {
 	mu sync.Mutex // is held from reading to writing
 	// compiled has the rules of the last ruleset, most of which are in the next one, too.
 	compiled map[dataplane.ChainRule]rule
-	// known is the state of the table when the rulesets had the generation: as long as they
-	// have it, nobody has changed anything, and nothing needs to be read.
+	// made says that the table was as it was wanted when the rulesets had the generation: as long as they have it, nobody has changed anything. known is the state that it
+	// had, so that it needn't be read; nil if that isn't known.
+	made       bool
 	known      *state
 	generation uint32
 	// commits counts the transactions of a change.
 	commits uint32
-	// defined are the sets as they were synced, by name.
+	// defined are the sets that were synced, by name and without elements.
 	defined map[string]set
 }
 
@@ -132,8 +133,6 @@ type Table struct {
 type state struct {
 	shape []string
 	sets  map[string]content
-	// changed are the changes of sets since, the elements that were added being true.
-	changed map[string]map[dataplane.Element]bool
 }
 
 // New returns the table of a namespace, nil for the one that the process was started in, with rules for both families of addresses. The
@@ -234,16 +233,17 @@ func (t *Table) sync(ctx context.Context, r dataplane.Ruleset) (result dataplane
 	if err != nil {
 		return result, err
 	}
-	t.known, t.commits = nil, 0
+	t.made, t.known, t.commits = false, nil, 0
 	if result, err = t.write(ctx, conn, d, have); err != nil {
 		return result, err
 	}
 	// If the state can't be known now, it is read the next time.
 	if after, err := t.currentGeneration(ctx); err == nil && after == before+t.commits {
-		t.known, t.generation = d.state(), after
+		t.made, t.known, t.generation = true, d.state(), after
 	}
 	t.defined = map[string]set{}
 	for _, s := range d.sets {
+		s.Elements, s.Ranges = nil, nil
 		t.defined[s.Name] = s
 	}
 	return result, nil
@@ -254,7 +254,6 @@ func (t *Table) sync(ctx context.Context, r dataplane.Ruleset) (result dataplane
 func (t *Table) current(ctx context.Context, d definition) (*state, uint32, error) {
 	generation, err := t.currentGeneration(ctx)
 	if err != nil || t.known != nil && t.generation == generation {
-		t.known.settle()
 		return t.known, generation, err
 	}
 	have, err := t.read(ctx, d)
@@ -321,7 +320,7 @@ func (t *Table) write(ctx context.Context, conn *nftables.Conn, d definition, ha
 
 // remove removes the table; none is no error. It must be called with mu held.
 func (t *Table) remove(ctx context.Context) error {
-	t.known, t.defined = nil, nil
+	t.made, t.known, t.defined = false, nil, nil
 	// A transaction waits for all processors, also if it changes nothing.
 	if exists, err := t.Exists(ctx); err != nil || !exists {
 		return err

@@ -47,7 +47,7 @@ func (t *Table) Touched(ctx context.Context) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now, err := t.currentGeneration(ctx)
-	return t.known == nil || now != t.generation, err
+	return !t.made || now != t.generation, err
 }
 
 // currentGeneration is another number after each change of any table of the namespace, whoever
