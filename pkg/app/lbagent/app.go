@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -151,40 +149,12 @@ func (o *Options) connect() (caches, versioned.Interface, error) {
 	if err != nil {
 		return caches{}, nil, fmt.Errorf("client of Coil's resources: %w", err)
 	}
-	stripped := externalversions.WithTransform(kube.Strip)
+	keep := externalversions.WithTransform(strip)
 	return caches{
-		all: externalversions.NewSharedInformerFactoryWithOptions(coil, 0, stripped),
-		blocks: externalversions.NewSharedInformerFactoryWithOptions(coil, 0, stripped, externalversions.WithTweakListOptions(func(l *metav1.ListOptions) {
+		all: externalversions.NewSharedInformerFactoryWithOptions(coil, 0, keep),
+		blocks: externalversions.NewSharedInformerFactoryWithOptions(coil, 0, keep, externalversions.WithTweakListOptions(func(l *metav1.ListOptions) {
 			l.LabelSelector = v2.LabelFloating + "=" + v2.FloatingValue + "," + v2.LabelAnnounce + "=" + string(v2.AnnounceGateway)
 		})),
 		cluster: informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTransform(strip)),
 	}, coil, nil
-}
-
-// strip keeps the fields that the gateway reads, since there may be thousands of objects and they are large.
-func strip(obj any) (any, error) {
-	switch o := obj.(type) {
-	case *corev1.Service:
-		return &corev1.Service{ObjectMeta: kept(o), Spec: o.Spec}, nil
-	case *corev1.Node:
-		n := &corev1.Node{ObjectMeta: kept(o), Spec: corev1.NodeSpec{Taints: o.Spec.Taints}, Status: corev1.NodeStatus{Addresses: o.Status.Addresses, Conditions: o.Status.Conditions}}
-		n.Labels = kube.Only(o.Labels, corev1.LabelNodeExcludeBalancers)
-		return n, nil
-	case *discoveryv1.EndpointSlice:
-		s := &discoveryv1.EndpointSlice{ObjectMeta: kept(o), Ports: o.Ports}
-		s.Labels = kube.Only(o.Labels, discoveryv1.LabelServiceName)
-		for _, e := range o.Endpoints {
-			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: e.Addresses, NodeName: e.NodeName, Conditions: e.Conditions})
-		}
-		return s, nil
-	}
-	return kube.Strip(obj)
-}
-
-// kept are the metadata that are read of all.
-func kept(o metav1.Object) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(), Generation: o.GetGeneration(),
-		DeletionTimestamp: o.GetDeletionTimestamp(),
-	}
 }

@@ -188,6 +188,11 @@ func (f Facts) nodePorts(p corev1.ServicePort, family dataplane.Family) (ready, 
 
 // pods are those that are ready. If none is, pods that still serve while they end are better than none.
 func (f Facts) pods(p corev1.ServicePort, family dataplane.Family) (ready, draining []netip.AddrPort) {
+	n := 0
+	for _, s := range f.Slices {
+		n += len(s.Endpoints)
+	}
+	ready = make([]netip.AddrPort, 0, n) // nearly all are, of nearly all Services
 	for _, s := range f.Slices {
 		i := slices.IndexFunc(s.Ports, func(o discoveryv1.EndpointPort) bool {
 			protocol := corev1.ProtocolTCP
