@@ -7,14 +7,13 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"runtime"
-	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/integration/bench/figures"
+	"github.com/coil-net/coil/integration/bench/pairs"
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -184,41 +183,6 @@ func (c *connection) close() error {
 	return errors.Join(errs...)
 }
 
-// urgent locks a goroutine to a thread that the kernel prefers to those of others, which then hardly
-// change what is measured. The thread stays on the given processors; nil are all.
-func urgent(on *unix.CPUSet) error {
-	runtime.LockOSThread() // until the goroutine ends, and the thread with it
-	if on != nil {
-		if err := unix.SchedSetaffinity(0, on); err != nil {
-			return err
-		}
-	}
-	return unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
-}
-
-// oneProcessor is the first one that the process may use.
-func oneProcessor() (*unix.CPUSet, error) {
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(unix.Getpid(), &all); err != nil {
-		return nil, err
-	}
-	first := 0
-	for !all.IsSet(first) {
-		first++ // the kernel lets no thread have none
-	}
-	one.Set(first)
-	return &one, nil
-}
-
-// urgentOnOne is urgent on one processor, the same for all that call it.
-func urgentOnOne() error {
-	one, err := oneProcessor()
-	if err != nil {
-		return err
-	}
-	return urgent(one)
-}
-
 // write and read move all of a buffer.
 func write(fd int, b []byte) error {
 	for len(b) > 0 {
@@ -253,7 +217,7 @@ func (c *connection) work() (float64, error) {
 func (c *connection) stream() (took float64, err error) {
 	ended := make(chan error)
 	go func() {
-		err := urgent(nil)
+		err := pairs.Urgent(nil)
 		for b := make([]byte, piece); err == nil; {
 			err = write(c.client, b)
 		}
@@ -284,7 +248,7 @@ func (c *connection) stream() (took float64, err error) {
 
 // echo answers each byte until the connection ends.
 func (c *connection) echo() error {
-	err := urgentOnOne()
+	err := pairs.UrgentOnOne()
 	for b := make([]byte, 1); err == nil; {
 		if err = read(c.server, b); err == nil {
 			err = write(c.server, b)
@@ -318,7 +282,7 @@ func medianOf(do func() error) (float64, error) {
 		}
 		took = append(took, time.Since(at).Seconds())
 	}
-	return median(took), nil
+	return pairs.Median(took), nil
 }
 
 // sides are two nodes that differ by the guard alone.
@@ -345,18 +309,12 @@ func (s sides) close() error {
 }
 
 // inTurns measures pairs with and without the guard; the first of a pair is another one each time.
-func inTurns(pairs int, measure func(guard bool) (float64, error)) (with, without []float64, err error) {
-	values := map[bool][]float64{}
-	for i := range pairs {
-		for _, guard := range []bool{i%2 == 0, i%2 != 0} {
-			took, err := measure(guard)
-			if err != nil {
-				return nil, nil, err
-			}
-			values[guard] = append(values[guard], took)
-		}
+func inTurns(times int, measure func(guard bool) (float64, error)) (with, without []float64, err error) {
+	values, err := pairs.InTurns(times, 2, func(side int) (float64, error) { return measure(side == 0) })
+	if err != nil {
+		return nil, nil, err
 	}
-	return values[true], values[false], nil
+	return values[0], values[1], nil
 }
 
 // measure measures a new connection to an address of the second pod: how fast a connection is depends on
@@ -371,11 +329,11 @@ func (g *guarded) measure(ctx context.Context, to netip.Addr, how func(*connecti
 }
 
 // traffic measures TCP to an address of the second pods.
-func (s sides) traffic(ctx context.Context, pairs int, to netip.Addr, r *Guard) error {
+func (s sides) traffic(ctx context.Context, times int, to netip.Addr, r *Guard) error {
 	family := dataplane.FamilyOf(to).String()
 	done := make(chan error)
 	go func() {
-		err := urgentOnOne()
+		err := pairs.UrgentOnOne()
 		for _, f := range []struct {
 			how      func(*connection) (float64, error)
 			ratios   map[string]float64
@@ -389,10 +347,10 @@ func (s sides) traffic(ctx context.Context, pairs int, to netip.Addr, r *Guard) 
 				break
 			}
 			var with, without []float64
-			with, without, err = inTurns(pairs, func(guard bool) (float64, error) { return s[guard].measure(ctx, to, f.how) })
+			with, without, err = inTurns(times, func(guard bool) (float64, error) { return s[guard].measure(ctx, to, f.how) })
 			if err == nil {
-				f.ratios[family] = medianOfRatios(without, with)
-				f.absolute(median(without))
+				f.ratios[family] = pairs.RatioOf(without, with).Median
+				f.absolute(pairs.Median(without))
 			}
 		}
 		done <- err
@@ -402,9 +360,9 @@ func (s sides) traffic(ctx context.Context, pairs int, to netip.Addr, r *Guard) 
 
 // attach wires pods and returns how long each took, in seconds. They are removed together, which takes longer
 // than to wire them.
-func (s sides) attach(ctx context.Context, pairs int) (with, without []float64, err error) {
+func (s sides) attach(ctx context.Context, times int) (with, without []float64, err error) {
 	const together = 20
-	for left := pairs; left > 0; left -= together {
+	for left := times; left > 0; left -= together {
 		targets := map[bool][]podnet.Target{}
 		a, b, err := inTurns(min(left, together), func(guard bool) (float64, error) {
 			g := s[guard]
@@ -434,10 +392,10 @@ func (s sides) attach(ctx context.Context, pairs int) (with, without []float64, 
 	return with, without, nil
 }
 
-// measureGuard measures the source guard with so many pairs of each kind.
-func measureGuard(ctx context.Context, pairs int) (r Guard, err error) {
+// measureGuard measures the source guard, with so many pairs of each kind.
+func measureGuard(ctx context.Context, times int) (r Guard, err error) {
 	r = Guard{
-		Pairs: pairs, Throughput: map[string]float64{}, RoundTrips: map[string]float64{}, Work: map[string]float64{},
+		Pairs: times, Throughput: map[string]float64{}, RoundTrips: map[string]float64{}, Work: map[string]float64{},
 		Gigabits: map[string]float64{}, Microseconds: map[string]float64{},
 	}
 	s, err := newSides(ctx)
@@ -446,11 +404,11 @@ func measureGuard(ctx context.Context, pairs int) (r Guard, err error) {
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	for _, to := range []netip.Addr{v4Of(2), v6Of(2)} {
-		if err := s.traffic(ctx, pairs, to, &r); err != nil {
+		if err := s.traffic(ctx, times, to, &r); err != nil {
 			return r, err
 		}
 	}
-	with, without, err := s.attach(ctx, pairs)
+	with, without, err := s.attach(ctx, times)
 	if err != nil {
 		return r, err
 	}
@@ -458,19 +416,8 @@ func measureGuard(ctx context.Context, pairs int) (r Guard, err error) {
 	for i := range with {
 		more[i] = 1000 * (with[i] - without[i])
 	}
-	r.Attach = median(more)
+	r.Attach = pairs.Median(more)
 	return r, nil
-}
-
-func median(values []float64) float64 { return slices.Sorted(slices.Values(values))[len(values)/2] }
-
-// medianOfRatios is that of each pair.
-func medianOfRatios(dividends, divisors []float64) float64 {
-	ratios := make([]float64, len(dividends))
-	for i := range dividends {
-		ratios[i] = dividends[i] / divisors[i]
-	}
-	return median(ratios)
 }
 
 // targets holds the guard's figures against what they have to reach.
