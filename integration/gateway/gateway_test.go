@@ -49,9 +49,10 @@ type lab struct {
 	client, pods *netlab.NS
 }
 
-func newLab(t *testing.T, spec v2.LoadBalancerGatewaySpec) *lab {
+// newLab makes one, the only one of a rig.
+func newLab(t *testing.T, r *rig.Rig, spec v2.LoadBalancerGatewaySpec) *lab {
 	t.Helper()
-	l, ctx := &lab{Rig: shared.Rig(t), t: t}, t.Context()
+	l, ctx := &lab{Rig: r, t: t}, t.Context()
 	testkit.Check(t, l.AddPool(ctx, pool, 0, rig.Dual(subnet, subnet6)), l.AddNamespace(ctx, namespace, ""))
 	_, err := l.Coil.CoilV2().AddressPools().Patch(ctx, pool, types.MergePatchType, []byte(`{"spec":{"announce":"Gateway","purpose":"Floating"}}`), metav1.PatchOptions{})
 	testkit.Check(t, err)
@@ -169,7 +170,7 @@ func (l *lab) condition(kind string) metav1.Condition {
 // Scenarios 1, 19, 22, 23, 26, 31, 33, 39: a Service of both families is reached by a gateway machine, with clients' own addresses, also while the machine doesn't reach the API server and
 // after it has started again.
 func TestScenario22ServiceByGateway(t *testing.T) {
-	l := newLab(t, v2.LoadBalancerGatewaySpec{Pools: []string{pool}, Endpoints: v2.EndpointsPod, Masquerade: v2.MasqueradeNever})
+	l := newLab(t, shared.Rig(t), v2.LoadBalancerGatewaySpec{Pools: []string{pool}, Endpoints: v2.EndpointsPod, Masquerade: v2.MasqueradeNever})
 	ctx := t.Context()
 	const forwarding = "/proc/sys/net/ipv4/ip_forward"
 	before := testkit.Must(l.gateway.NS.Run(ctx, "cat", forwarding))(t)
