@@ -146,8 +146,8 @@ bench-scale: ## Measure Coil in a large cluster against its targets, as root
 	go run ./integration/bench/scale $(ARGS)
 
 .PHONY: bench-lb
-bench-lb: ## Measure how fast 5,000 Services get addresses, as root
-	go run ./integration/bench/scale --parts=services $(ARGS)
+bench-lb: ## Measure 5,000 Services: their addresses, a gateway machine, and packets beside kube-proxy, as root
+	go run ./integration/bench/scale --parts=services,gateway,translation $(ARGS)
 
 .PHONY: bench-egress
 bench-egress: ## Compare routers with a path made by hand, and time failovers of both peerings, in a virtual machine, as root

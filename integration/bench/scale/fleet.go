@@ -117,10 +117,12 @@ func (f *fleet) block(ctx context.Context, n holder, request types.UID) (*v2.Add
 // fleet.
 func (f *fleet) skip() { f.made.Add(poolCount * 50000) }
 
+func nodeName(i int) string { return fmt.Sprintf("worker-%05d.example.internal", i) }
+
 // nodeObject is a Node as kubelet and the cloud's controllers leave it: it has about
 // the size that it has in a cluster in use, 50 images included.
 func nodeObject(i int) *corev1.Node {
-	name := fmt.Sprintf("worker-%05d.example.internal", i)
+	name := nodeName(i)
 	v4 := netip.AddrFrom4([4]byte{172, 16, byte(i >> 8), byte(i)})
 	now := metav1.Now()
 	n := &corev1.Node{

@@ -1,8 +1,9 @@
 // Command scale measures Coil where clusters are large: coil-ipam-controller with
 // thousands of Nodes and AddressBlocks, hundreds of coilds at one API server, pods of
 // one pool while another pool's block is late, an Egress whose thousands of clients come
-// and go, an exhausted pool that thousands of nodes ask, a router that dies for all, and an
-// API server that refuses all requests for a while.
+// and go, thousands of Services and the gateway machines that serve them, an exhausted pool that
+// thousands of nodes ask, a router that dies for all, and an API server that refuses all requests
+// for a while.
 //
 // It owns the objects that it measures with and the targets. It must not know how any
 // of the programs works inside. Of thousands of nodes it runs only the loops that are
@@ -35,8 +36,13 @@ type options struct {
 	clients, here int
 	// policies choose the clients of an Egress with so many addresses. Then so many clients change to other policies.
 	policies, addresses, changes int
-	// services are those with addresses, beside which so many more come.
-	services     int
+	// services are those with addresses, beside which so many more come. At gateways each has so many endpoints, which change for so long.
+	services, endpoints int
+	following           time.Duration
+	// pairs are how many times packets by a gateway and by kube-proxy are compared.
+	pairs int
+	// profiles has profiles of coil-lb-agent written beside the results.
+	profiles     bool
 	delay, quiet time.Duration
 	// window is for how long clients come and go, and exhausted for how long nodes ask.
 	window, exhausted time.Duration
@@ -53,7 +59,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // one about the name of the finalizer in each answer
 	o := options{log: os.Stderr}
-	pflag.StringSliceVar(&o.parts, "parts", []string{"controller", "stall", "coilds", "clients", "policies", "services", "exhausted", "deaths", "refusals"}, "what to measure")
+	pflag.StringSliceVar(&o.parts, "parts", []string{"controller", "stall", "coilds", "clients", "policies", "services", "gateway", "translation", "exhausted", "deaths", "refusals"}, "what to measure")
 	pflag.IntVar(&o.nodes, "nodes", 5000, "Nodes of the controller's cluster")
 	pflag.IntVar(&o.blocks, "blocks", 20000, "AddressBlocks of the controller's cluster")
 	pflag.IntVar(&o.singles, "singles", 200, "BlockRequests made one by one")
@@ -65,6 +71,10 @@ func main() {
 	pflag.IntVar(&o.addresses, "addresses", 256, "floating addresses of the Egress whose clients policies choose")
 	pflag.IntVar(&o.changes, "changes", 200, "pods whose label changes, and Services that come, one after another")
 	pflag.IntVar(&o.services, "services", 5000, "Services that get addresses")
+	pflag.IntVar(&o.endpoints, "endpoints", 20, "endpoints of each Service that gateways serve")
+	pflag.DurationVar(&o.following, "following", time.Minute, "for how long endpoints of Services that gateways serve change")
+	pflag.IntVar(&o.pairs, "pairs", 200, "how many times packets by a gateway and by kube-proxy are compared")
+	pflag.BoolVar(&o.profiles, "profiles", false, "write profiles of coil-lb-agent into the folder of the results")
 	pflag.DurationVar(&o.window, "window", 90*time.Second, "for how long clients of the Egress come and go, and are left alone before")
 	pflag.DurationVar(&o.exhausted, "exhausted", 8*time.Minute, "for how long an exhausted pool is looked at after all nodes were refused once")
 	pflag.IntVar(&o.refusedCoilds, "refused-coilds", 1000, "coilds that an API server refuses")
@@ -94,7 +104,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	for _, part := range o.parts {
 		measure := map[string]func(context.Context, options, *report) error{
 			"controller": measureController, "stall": measureStall, "coilds": measureCoilds,
-			"clients": measureClients, "policies": measurePolicies, "services": measureServices, "exhausted": measureExhausted, "deaths": measureDeaths, "refusals": measureRefusals,
+			"clients": measureClients, "policies": measurePolicies, "services": measureServices, "gateway": measureGateway, "translation": measureTranslation, "exhausted": measureExhausted, "deaths": measureDeaths, "refusals": measureRefusals,
 		}[part]
 		if measure == nil {
 			return fmt.Errorf("there is no part %q", part)

@@ -34,7 +34,7 @@ func need(t *testing.T) options {
 	testkit.Need(t, testkit.APIServer)
 	return options{
 		nodes: 50, blocks: 400, singles: 5, burst: 300, coilds: 20,
-		clients: 300, here: 3, policies: 20, addresses: 8, changes: 5, services: 50, window: 5 * time.Second, exhausted: 5 * time.Second,
+		clients: 300, here: 3, policies: 20, addresses: 8, changes: 5, services: 50, endpoints: 3, following: 2 * time.Second, pairs: 5, window: 5 * time.Second, exhausted: 5 * time.Second,
 		refusedCoilds: 20, restarted: 15, refused: 10 * time.Second,
 		delay: time.Second, quiet: 2 * time.Second, log: os.Stderr,
 	}
@@ -319,5 +319,45 @@ func TestServices(t *testing.T) {
 	}
 	if f := rep.figure(t, "one more beside 50, until it tells its address, median"); f.Value <= 0 || f.Value > float64(testkit.Timeout(5*time.Second).Milliseconds()) {
 		t.Errorf("one more Service has its address after %.0f ms", f.Value)
+	}
+}
+
+// A gateway machine has all Services soon, and follows their endpoints.
+func TestGateway(t *testing.T) {
+	rep := newReport()
+	o := need(t)
+	o.services = 120 // more than the few
+	if err := measureGateway(t.Context(), o, rep); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"120 Services of 3 endpoints, from the agent's start", "resident memory of coil-lb-agent after the changes", "of that to plan the table"} {
+		if f := rep.figure(t, name); f.Value <= 0 || !f.Reached {
+			t.Errorf("%s: %v", f.Name, f.Value)
+		}
+	}
+	for _, name := range []string{"endpoints of 100 Services, from the EndpointSlice's write being sent until the kernel has it, median", "beside 120 Services by beside 100"} {
+		if f := rep.figure(t, name); f.Value <= 0 {
+			t.Errorf("%s: nothing was measured", name)
+		}
+	}
+}
+
+// Packets cost something by all ways, more where they are translated.
+func TestTranslation(t *testing.T) {
+	rep := newReport()
+	if err := measureTranslation(t.Context(), need(t), rep); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []string{"10", "50"} {
+		first := "translation: " + n + " Services of 3 endpoints, the first packet of a connection, "
+		bare := rep.figure(t, first+"untranslated").Value
+		for _, by := range []string{"coil-lb-agent", "kube-proxy"} {
+			if f := rep.figure(t, first+by); f.Value <= bare {
+				t.Errorf("%s takes %v us, and untranslated %v us", f.Name, f.Value, bare)
+			}
+		}
+		if f := rep.figure(t, n+" Services of 3 endpoints, a packet of a connection and its answer, coil-lb-agent by kube-proxy"); f.Value <= 0 {
+			t.Errorf("%s is %v", f.Name, f.Value)
+		}
 	}
 }

@@ -106,13 +106,16 @@ func serviceName(i int) string { return fmt.Sprintf("service-%05d", i) }
 
 // make makes a Service.
 func (s *serving) make(ctx context.Context, name string) error {
-	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(string), Ports: []corev1.ServicePort{{Port: 443}},
-		AllocateLoadBalancerNodePorts: new(bool), // there are fewer
-	}}
-	*o.Spec.LoadBalancerClass = loadbalancer.Class
-	_, err := s.rig.Core.CoreV1().Services(shops).Create(ctx, o, metav1.CreateOptions{})
+	_, err := s.rig.Core.CoreV1().Services(shops).Create(ctx, balanced(name), metav1.CreateOptions{})
 	return err
+}
+
+// balanced is a Service of the class.
+func balanced(name string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(loadbalancer.Class), Ports: []corev1.ServicePort{{Port: servicePort}},
+		AllocateLoadBalancerNodePorts: new(false), // there are fewer
+	}}
 }
 
 // playNodes has nodes take addresses until stop is called.
