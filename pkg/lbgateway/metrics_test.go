@@ -14,7 +14,7 @@ import (
 func TestElectionsAreExported(t *testing.T) {
 	sc := newScene(t)
 	sc.mu.Lock()
-	sc.vrrp.states = []v2.GatewayVRRPState{{RouterID: 10, Family: corev1.IPv4Protocol, State: "MASTER"}, {RouterID: 10, Family: corev1.IPv6Protocol, State: "FAULT"}}
+	sc.Gateway.vrrp.states = []v2.GatewayVRRPState{{RouterID: 10, Family: corev1.IPv4Protocol, State: "MASTER"}, {RouterID: 10, Family: corev1.IPv6Protocol, State: "FAULT"}}
 	sc.mu.Unlock()
 	const want = `
 		# HELP coil_lb_gateway_vrrp_state 1 for each election by VRRP, by the state in which keepalived is.
