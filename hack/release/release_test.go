@@ -98,7 +98,7 @@ func TestRelease(t *testing.T) {
 // checkFiles checks that both releases have the same files, which are those that there should be.
 func checkFiles(t *testing.T, outs [2]string, archs []string) {
 	want := []string{"SHA256SUMS", "coil-cleanup.yaml", "coil-crds.yaml", "coil-egress-only-with-addresses.yaml", "coil-egress-only.yaml", "coil-ipam-only-with-router.yaml",
-		"coil-ipam-only.yaml", "coil-lb-agent.service", "coil-lb-controller.service", "coil-with-router.yaml", "coil-with-services.yaml", "coil.yaml"}
+		"coil-ipam-only.yaml", "coil-lb-agent.service", "coil-lb-controller.service", "coil-with-gateways.yaml", "coil-with-router.yaml", "coil-with-services.yaml", "coil.yaml"}
 	for _, arch := range archs {
 		want = append(want, "coil-image-"+arch+".tar", "coil-sbom-"+arch+".cdx.json", "coil-lb-agent-linux-"+arch, "coil-lb-controller-linux-"+arch, "coil-migrator-linux-"+arch)
 		if arch == "arm64" {
@@ -147,7 +147,7 @@ func checkSums(t *testing.T, out string) {
 // checkManifests checks that manifests consist of objects, and that all containers have the release's image.
 func checkManifests(t *testing.T, out string) {
 	for file, workloads := range map[string]int{
-		"coil.yaml": 3, "coil-with-router.yaml": 4, "coil-with-services.yaml": 4, "coil-ipam-only.yaml": 2, "coil-ipam-only-with-router.yaml": 3,
+		"coil.yaml": 3, "coil-with-router.yaml": 4, "coil-with-services.yaml": 4, "coil-with-gateways.yaml": 5, "coil-ipam-only.yaml": 2, "coil-ipam-only-with-router.yaml": 3,
 		"coil-egress-only.yaml": 2, "coil-egress-only-with-addresses.yaml": 3, "coil-cleanup.yaml": 1, "coil-crds.yaml": 0,
 	} {
 		objects, found := 0, 0

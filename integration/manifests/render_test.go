@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/pkg/plan/preflight"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -76,6 +77,14 @@ var variants = []variant{
 		ipam:      true, egress: true,
 	},
 	{
+		dir: "variants/with-gateways",
+		workloads: []string{
+			"DaemonSet/coil-lb-agent", "DaemonSet/coild", "Deployment/coil-egress-controller", "Deployment/coil-ipam-controller", "Deployment/coil-lb-controller",
+		},
+		crds: slices.Concat(ipamCRDs, egressCRDs),
+		ipam: true, egress: true,
+	},
+	{
 		dir:        "variants/ipam-only",
 		workloads:  []string{"DaemonSet/coild", "Deployment/coil-ipam-controller"},
 		crds:       ipamCRDs,
@@ -105,7 +114,7 @@ var variants = []variant{
 	},
 }
 
-// TestEveryVariantIsTested keeps the list above complete.
+// TestEveryVariantIsTested keeps the list above complete, and that of coil-migrator.
 func TestEveryVariantIsTested(t *testing.T) {
 	dirs, err := filepath.Glob(filepath.Join(manifestsDir(t), "variants", "*"))
 	if err != nil {
@@ -122,6 +131,14 @@ func TestEveryVariantIsTested(t *testing.T) {
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("variants (-tested +existing):\n%s", diff)
+	}
+	known := []string{"."}
+	for _, v := range preflight.Variants[1:] {
+		known = append(known, "variants/"+string(v))
+	}
+	slices.Sort(known)
+	if diff := cmp.Diff(known, got); diff != "" {
+		t.Errorf("variants (-known to coil-migrator +existing):\n%s", diff)
 	}
 }
 
@@ -321,6 +338,7 @@ var ports = map[string][2]int32{
 	"coil-router":            {9388, 9389},
 	"coil-egress-controller": {9396, 9397},
 	"coil-lb-controller":     {9398, 9399},
+	"coil-lb-agent":          {9400, 9401},
 }
 
 func checkWorkloads(t *testing.T, s set) {
@@ -396,7 +414,7 @@ func checkContainer(t *testing.T, c corev1.Container) {
 }
 
 // capabilities are those that a container has which isn't privileged.
-var capabilities = map[string][]corev1.Capability{"coil-installer": {"DAC_OVERRIDE"}, "coil-router": {"NET_ADMIN"}}
+var capabilities = map[string][]corev1.Capability{"coil-installer": {"DAC_OVERRIDE"}, "coil-lb-agent": {"NET_ADMIN"}, "coil-router": {"NET_ADMIN"}}
 
 // checkConfined holds that each container which isn't privileged has the least rights.
 func checkConfined(t *testing.T, spec corev1.PodSpec) {

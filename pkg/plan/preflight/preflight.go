@@ -27,7 +27,7 @@ const Namespace = "kube-system"
 type Variant string
 
 // Variants are those that there are.
-var Variants = []Variant{"", "with-router", "ipam-only", "ipam-only-with-router", "egress-only", "egress-only-with-addresses"}
+var Variants = []Variant{"", "with-router", "with-services", "with-gateways", "ipam-only", "ipam-only-with-router", "egress-only", "egress-only-with-addresses"}
 
 // folder is where the variant is.
 func (v Variant) folder() string {

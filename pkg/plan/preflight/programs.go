@@ -53,7 +53,7 @@ const (
 // programs are the names of Coil's DaemonSets and Deployments, each with the ports that it opens in the network of its node.
 var programs = map[string][]int32{
 	nodeDaemon: {9384, 9385}, "coil-router": {9388, 9389},
-	"coil-ipam-controller": {9386, 9387}, egressController: {9396, 9397},
+	"coil-ipam-controller": {9386, 9387}, egressController: {9396, 9397}, "coil-lb-controller": {9398, 9399}, "coil-lb-agent": {9400, 9401},
 }
 
 // floatingPort is the port, of UDP and TCP, at which coilds ask each other who has floating addresses.
@@ -64,6 +64,10 @@ func (v Variant) has(program string) bool {
 	switch program {
 	case "coil-router":
 		return strings.HasSuffix(string(v), "with-router")
+	case "coil-lb-controller":
+		return v == "with-services" || v == "with-gateways"
+	case "coil-lb-agent":
+		return v == "with-gateways"
 	case "coil-ipam-controller":
 		return v.Addresses()
 	case egressController:
