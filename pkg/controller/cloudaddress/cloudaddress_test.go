@@ -31,8 +31,8 @@ func TestTwoPoolsOfOneProject(t *testing.T) {
 		sc.give("one")
 		sc.run(time.Second)
 		sc.wantsPairs("without the first one", "port", "10.1.0.2/32", "10.1.0.3/32")
-		if sc.claim("one") != nil && len(sc.claim("one").Finalizers) > 0 || len(sc.cloud.addresses) != 2 {
-			t.Errorf("the claim is left as %+v, the cloud has %+v", sc.claim("one"), sc.cloud.addresses)
+		if sc.claim("one") != nil && len(sc.claim("one").Finalizers) > 0 || len(sc.cloud.has()) != 2 {
+			t.Errorf("the claim is left as %+v, the cloud has %+v", sc.claim("one"), sc.cloud.has())
 		}
 	})
 }
@@ -52,17 +52,17 @@ func TestGatewayChanges(t *testing.T) {
 		sc.wantsPairs("with another port", "first")
 		sc.wantsPairs("with another port", "third", "10.1.0.1/32")
 		sc.wantsPairs("after it left", "second")
-		sc.cloud.fault = func(call string) error {
+		sc.cloud.refuse(func(call string) error {
 			if call == "pairs third" {
 				return &openstack.Error{Reason: openstack.NotFound, Message: "Port third could not be found."}
 			}
 			return nil
-		}
+		})
 		sc.run(resync)
 		sc.give("one")
 		sc.run(time.Minute)
-		if len(sc.cloud.addresses) != 0 {
-			t.Errorf("the cloud has %+v", sc.cloud.addresses)
+		if len(sc.cloud.has()) != 0 {
+			t.Errorf("the cloud has %+v", sc.cloud.has())
 		}
 	})
 }
@@ -74,22 +74,22 @@ func TestPairsStay(t *testing.T) {
 		sc.gateway("gw", "port", "a")
 		sc.ask("one", "a")
 		sc.run(time.Second)
-		sc.cloud.fault = func(call string) error {
+		sc.cloud.refuse(func(call string) error {
 			if call == "pairs port" {
 				return &openstack.Error{Reason: openstack.Forbidden, Message: "it is forbidden"}
 			}
 			return nil
-		}
-		sc.cloud.calls = nil
+		})
+		sc.cloud.made()
 		sc.give("one")
 		sc.run(4 * time.Minute)
-		if n := len(sc.cloud.calls); n > 20 || len(sc.cloud.addresses) != 1 {
-			t.Errorf("there were %d calls, and there is %+v", n, sc.cloud.addresses)
+		if n := len(sc.cloud.made()); n > 20 || len(sc.cloud.has()) != 1 {
+			t.Errorf("there were %d calls, and there is %+v", n, sc.cloud.has())
 		}
-		sc.cloud.fault = nil
+		sc.cloud.refuse(nil)
 		sc.run(resync)
-		if len(sc.cloud.addresses) != 0 {
-			t.Errorf("in the end there is %+v", sc.cloud.addresses)
+		if len(sc.cloud.has()) != 0 {
+			t.Errorf("in the end there is %+v", sc.cloud.has())
 		}
 	})
 }
@@ -100,13 +100,15 @@ func TestPairsRefused(t *testing.T) {
 		sc.pool("a", 1)
 		sc.gateway("gw1", "first", "a")
 		sc.gateway("gw2", "second", "a")
-		refused := map[string]bool{"pairs second": true}
-		sc.cloud.fault = func(call string) error {
-			if refused[call] {
-				return &openstack.Error{Reason: openstack.Forbidden, Message: "it is forbidden"}
-			}
-			return nil
+		refuse := func(ports ...string) {
+			sc.cloud.refuse(func(call string) error {
+				if port, ok := strings.CutPrefix(call, "pairs "); ok && slices.Contains(ports, port) {
+					return &openstack.Error{Reason: openstack.Forbidden, Message: "it is forbidden"}
+				}
+				return nil
+			})
 		}
+		refuse("second")
 		sc.ask("one", "a")
 		sc.run(time.Second)
 		c := sc.claim("one").Status.Conditions
@@ -114,13 +116,13 @@ func TestPairsRefused(t *testing.T) {
 		if i < 0 || c[i].Status != metav1.ConditionTrue || !strings.Contains(c[i].Message, "gw2") || !strings.Contains(c[i].Message, "it is forbidden") {
 			t.Errorf("with one gateway: %+v", c)
 		}
-		refused["pairs first"] = true
+		refuse("first", "second")
 		sc.ask("two", "a")
 		sc.run(time.Second)
 		if got := sc.is("two", v2.ClaimAllowed); got != v2.ReasonPairsRefused {
 			t.Errorf("with none: %q", got)
 		}
-		clear(refused)
+		refuse()
 		sc.run(2 * time.Minute)
 		if got := sc.is("two", v2.ClaimAllowed); got != v2.ReasonPairsWritten {
 			t.Errorf("in the end: %q", got)
@@ -134,25 +136,25 @@ func TestPause(t *testing.T) {
 		for _, from := range []string{"list", "ensure"} {
 			t.Run(fmt.Sprint(reason, " from ", from), func(t *testing.T) {
 				inScene(t, func(t *testing.T, sc *scene) {
-					sc.cloud.fault = func(call string) error {
+					sc.cloud.refuse(func(call string) error {
 						if strings.HasPrefix(call, from) {
 							return &openstack.Error{Reason: reason, Message: "it is closed"}
 						}
 						return nil
-					}
+					})
 					sc.pool("a", 1)
 					for i := range 100 {
 						sc.ask(fmt.Sprint("c", i), "a")
 					}
 					sc.run(30 * time.Minute)
 					// Each pause is a minute in the end, and as many try after it as there are workers.
-					if n := len(sc.cloud.calls); n > 40*workers {
+					if n := len(sc.cloud.made()); n > 40*workers {
 						t.Errorf("there were %d calls in 30 minutes", n)
 					}
 					if got := sc.is("c99", v2.ClaimProvided); got != string(reason) {
 						t.Errorf("a claim says %q", got)
 					}
-					sc.cloud.fault = nil
+					sc.cloud.refuse(nil)
 					sc.run(15 * time.Minute)
 					for i := range 100 {
 						if got := sc.is(fmt.Sprint("c", i), v2.ClaimProvided); got != v2.ReasonAddressProvided {
@@ -168,18 +170,18 @@ func TestPause(t *testing.T) {
 // The cloud's own time to wait is kept.
 func TestRetryAfter(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {
-		sc.cloud.fault = func(string) error {
+		sc.cloud.refuse(func(string) error {
 			return &openstack.Error{Reason: openstack.Temporary, Message: "too many", RetryAfter: 10 * time.Minute}
-		}
+		})
 		sc.pool("a", 1)
 		sc.run(9 * time.Minute)
-		if n := len(sc.cloud.calls); n != 1 {
-			t.Errorf("there were the calls %q", sc.cloud.calls)
+		if calls := sc.cloud.made(); len(calls) != 1 {
+			t.Errorf("there were the calls %q", calls)
 		}
-		sc.cloud.fault = nil
+		sc.cloud.refuse(nil)
 		sc.run(2 * time.Minute)
-		if !slices.Contains(sc.cloud.calls, "sweep") {
-			t.Errorf("there were the calls %q", sc.cloud.calls)
+		if calls := sc.cloud.made(); !slices.Contains(calls, "sweep") {
+			t.Errorf("there were the calls %q", calls)
 		}
 	})
 }
@@ -187,12 +189,12 @@ func TestRetryAfter(t *testing.T) {
 // An error of one address holds up no other one.
 func TestOneFails(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {
-		sc.cloud.fault = func(call string) error {
+		sc.cloud.refuse(func(call string) error {
 			if call == "ensure bad" {
 				return &openstack.Error{Reason: openstack.Conflict, Message: "somebody has it"}
 			}
 			return nil
-		}
+		})
 		sc.pool("a", 1)
 		sc.ask("bad", "a")
 		sc.run(time.Second)
@@ -245,7 +247,7 @@ func TestKeep(t *testing.T) {
 		sc.ask("two", "b")
 		sc.run(time.Second)
 		sc.stop()
-		addr := sc.cloud.addresses["one"].Fixed[0]
+		addr := sc.cloud.has()["one"].Fixed[0]
 		sc.s.Drop(claimResource, namespace+"/one")
 		sc.ask("again", "a")
 		claim := sc.claim("again")
@@ -257,13 +259,13 @@ func TestKeep(t *testing.T) {
 			t.Errorf("the claim that came back has %+v", p)
 		}
 		for _, key := range []string{"one", "two", "again"} {
-			if !sc.cloud.kept[key] {
-				t.Errorf("%s isn't kept: %v", key, sc.cloud.kept)
+			if kept := sc.cloud.keeps(); !kept[key] {
+				t.Errorf("%s isn't kept: %v", key, kept)
 			}
 		}
 		sc.give("again")
 		sc.run(time.Second)
-		if _, left := sc.cloud.addresses["one"]; left {
+		if _, left := sc.cloud.has()["one"]; left {
 			t.Error("the port is left")
 		}
 	})
@@ -285,8 +287,8 @@ func TestPoolGone(t *testing.T) {
 		}
 		sc.pool("a", 1)
 		sc.run(time.Minute)
-		if len(sc.cloud.addresses) != 0 {
-			t.Errorf("the cloud has %+v", sc.cloud.addresses)
+		if len(sc.cloud.has()) != 0 {
+			t.Errorf("the cloud has %+v", sc.cloud.has())
 		}
 	})
 }

@@ -3,6 +3,7 @@ package cloudaddress
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -147,6 +148,8 @@ func (sc *scene) is(name, condition string) string {
 func (sc *scene) wantsPairs(when, port string, want ...string) {
 	sc.t.Helper()
 	var got []string
+	sc.cloud.mu.Lock()
+	defer sc.cloud.mu.Unlock()
 	for _, p := range sc.cloud.pairs[port] {
 		got = append(got, p.String())
 	}
@@ -164,9 +167,39 @@ type project struct {
 	calls     []string
 	// fault refuses calls; nil refuses none.
 	fault func(call string) error
-	made  byte
+	last  byte
 	// kept are the keys of the last sweep.
 	kept map[string]bool
+}
+
+// refuse has calls refused from now on.
+func (p *project) refuse(fault func(call string) error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fault = fault
+}
+
+// made returns the calls since the last time.
+func (p *project) made() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	calls := p.calls
+	p.calls = nil
+	return calls
+}
+
+// has returns the addresses that there are.
+func (p *project) has() map[string]openstack.Address {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.addresses)
+}
+
+// keeps returns the keys of the last sweep.
+func (p *project) keeps() map[string]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.kept
 }
 
 func (p *project) call(name string) error {
@@ -203,10 +236,10 @@ func (p *project) Ensure(_ context.Context, seen openstack.Address, want opensta
 	}
 	a := p.addresses[seen.Key]
 	if !has(a) {
-		p.made++
+		p.last++
 		a = openstack.Address{Key: seen.Key, PortID: "port-of-" + seen.Key, Fixed: want.Addresses}
 		if len(want.Addresses) == 0 {
-			a.Fixed = []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, p.made})}
+			a.Fixed = []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, p.last})}
 		}
 		p.addresses[seen.Key] = a
 	}
