@@ -229,6 +229,7 @@ func (k *Keeper) sync(ctx context.Context, changed bool) (written int, err error
 	if err != nil {
 		return written, err
 	}
+	changed = changed || tabled.Changed() // an earlier life may have left something
 	if changed {
 		faultpoint.At(faultpoint.TransitTabled)
 	}
