@@ -82,7 +82,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return fmt.Errorf("go list: %w", withStderr(err))
 	}
 	p := split(strings.Fields(string(list)))
-	if err := compile(ctx, o, how{race: o.race}, slices.Concat(p.spare, p.pure, p.timed, p.light)); err != nil {
+	if err := compile(ctx, o, how{race: o.race}, slices.Concat(p.pure, p.timed, p.light)); err != nil {
 		return err
 	}
 	if err := compile(ctx, o, how{}, slices.Concat(p.emulated, p.waiting, p.routing, p.heavy, p.late)); err != nil {
@@ -94,7 +94,39 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	defer stopWatch()
 	r := newReport(out, time.Now)
-	err = errors.Join(inLanes(ctx, o, r, p), ctx.Err())
+	// Packages that measure time come before those that wait for others most of the time, and these before
+	// packages that compute all the time. With less than that their tests, which wait for seconds, get no processor in time.
+	const measures, waits, computes = 0, 10, 15
+	var lanes [3]error
+	var wait sync.WaitGroup
+	if !slices.Contains(strings.Split(o.tiers, ","), "vm") {
+		// Nothing takes long in the first lane: all light packages come last.
+		p.light, p.pure = append(p.light, p.pure...), nil
+	}
+	wait.Go(func() {
+		lanes[0] = errors.Join(
+			test(ctx, o, r, how{nice: computes}, p.emulated, "-p=1"),
+			test(ctx, o, r, how{nice: waits}, p.routing, "-p=1"),
+			test(ctx, o, r, how{nice: computes, race: o.race}, p.pure),
+		)
+	})
+	wait.Go(func() {
+		waitErr := test(ctx, o, r, how{nice: waits}, p.waiting, "-p=1")
+		lanes[1] = errors.Join(waitErr, test(ctx, o, r, how{nice: waits}, p.late, "-p=1"))
+	})
+	wait.Go(func() {
+		// Each of the heavy packages wants the whole machine, but most of the time uses one processor: the
+		// others are left to the machines, which take longest. Light packages use all processors that they
+		// find, so that they come last. Packages that make network namespaces never run beside those that measure
+		// time: they hold locks of the kernel.
+		lanes[2] = errors.Join(
+			test(ctx, o, r, how{nice: measures, race: o.race}, p.timed, "-p=1"),
+			test(ctx, o, r, how{nice: measures}, p.heavy, "-p=1"),
+			test(ctx, o, r, how{nice: computes, race: o.race}, p.light),
+		)
+	})
+	wait.Wait()
+	err = errors.Join(append(lanes[:], ctx.Err())...)
 	if err == nil {
 		err = repeat(ctx, o, r, func(pkg string) how { return how{race: o.race && !strings.Contains(pkg, "/integration/")} })
 	}
@@ -111,58 +143,6 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return errFailed
 	}
 	return nil
-}
-
-// inLanes runs the tests of all packages, side by side where that doesn't change what they find.
-func inLanes(ctx context.Context, o options, r *report, p parts) error {
-	// Packages that measure time come before those that wait for others most of the time, and these before
-	// packages that compute all the time. With less than that their tests, which wait for seconds, get no processor in time.
-	const measures, waits, computes = 0, 10, 15
-	var lanes [4]error
-	var wait sync.WaitGroup
-	if !slices.Contains(strings.Split(o.tiers, ","), "vm") {
-		// Nothing takes long in the first lane: all light packages come last.
-		p.light, p.pure, p.spare = slices.Concat(p.light, p.spare, p.pure), nil, nil
-	}
-	// What only computes begins beside the others, on processors that would be idle: clusters and routing daemons leave a sixth of the
-	// time of two. Whatever hasn't begun when the machines have ended is run by all processors.
-	measured := make(chan struct{}) // closed when no package holds a time of milliseconds to a bound any more
-	rest := queue(p.spare)
-	wait.Go(func() {
-		lanes[0] = errors.Join(
-			test(ctx, o, r, how{nice: computes}, p.emulated, "-p=1"),
-			test(ctx, o, r, how{nice: waits}, p.routing, "-p=1"),
-		)
-		for batch := range rest {
-			p.pure = append(p.pure, batch...)
-		}
-		lanes[0] = errors.Join(lanes[0], test(ctx, o, r, how{nice: computes, race: o.race}, p.pure))
-	})
-	wait.Go(func() {
-		waitErr := test(ctx, o, r, how{nice: waits}, p.waiting, "-p=1")
-		lanes[1] = errors.Join(waitErr, test(ctx, o, r, how{nice: waits}, p.late, "-p=1"))
-	})
-	wait.Go(func() {
-		// Each of the heavy packages wants the whole machine, but most of the time uses one processor: the
-		// others are left to the machines, which take longest. Light packages use all processors that they
-		// find, so that they come last. Packages that make network namespaces never run beside those that measure
-		// time: they hold locks of the kernel.
-		timedErr := test(ctx, o, r, how{nice: measures, race: o.race}, p.timed, "-p=1")
-		close(measured)
-		lanes[2] = errors.Join(
-			timedErr,
-			test(ctx, o, r, how{nice: measures}, p.heavy, "-p=1"),
-			test(ctx, o, r, how{nice: computes, race: o.race}, p.light),
-		)
-	})
-	wait.Go(func() {
-		<-measured
-		for batch := range rest {
-			lanes[3] = errors.Join(lanes[3], test(ctx, o, r, how{idle: true, race: o.race}, batch, "-p=1"))
-		}
-	})
-	wait.Wait()
-	return errors.Join(lanes[:]...)
 }
 
 // meet measures the machine, prints what it found in one line, and sets by how much waits of tests are
@@ -217,19 +197,12 @@ var kernels = []string{"/pkg/kernel/", "/pkg/podnet", "/pkg/clientnet", "/pkg/no
 // timed are the packages outside integration/ that hold a time of milliseconds to a bound.
 var timed = []string{"/pkg/app/coil"}
 
-// untimed are the packages whose tests compute, and neither wait nor measure, or have a clock of their own (testing/synctest): how long they take
-// changes nothing. Those that take longest come first.
-var untimed = []string{
-	"/hack/release", "/pkg/holding", "/pkg/controller/egresspolicy", "/pkg/controller/loadbalancer", "/pkg/controller/floating",
-	"/pkg/plan", "/pkg/ipam", "/hack/pack",
-}
-
 // parts are packages by what their tests want of the machine.
-type parts struct{ timed, light, pure, spare, heavy, waiting, routing, late, emulated []string }
+type parts struct{ timed, light, pure, heavy, waiting, routing, late, emulated []string }
 
 // split separates the packages of integration/ from the others, and of those the ones that
 // wait, the ones that come after these, and the ones that run in machines. Of the others it
-// separates the ones that measure, the ones that only compute, and the ones that make no network namespace.
+// separates the ones that measure, and the ones that make no network namespace.
 func split(packages []string) (s parts) {
 	for _, p := range packages {
 		is := func(list []string) bool {
@@ -250,36 +223,11 @@ func split(packages []string) (s parts) {
 			s.timed = append(s.timed, p)
 		case slices.ContainsFunc(kernels, func(k string) bool { return strings.Contains(p+"/", k) }):
 			s.light = append(s.light, p)
-		case rank(p) < len(untimed):
-			s.spare = append(s.spare, p)
 		default:
 			s.pure = append(s.pure, p)
 		}
 	}
-	slices.SortStableFunc(s.spare, func(a, b string) int { return rank(a) - rank(b) })
 	return s
-}
-
-// rank is the place of a package in untimed, and beyond its end for others.
-func rank(p string) int {
-	i := slices.IndexFunc(untimed, func(u string) bool { return strings.Contains(p+"/", u+"/") })
-	if i < 0 {
-		return len(untimed)
-	}
-	return i
-}
-
-// queue returns packages in batches. Those that come first take long, and are alone. The go command takes a second for each batch.
-func queue(packages []string) <-chan []string {
-	const alone, together = 5, 4
-	first := min(alone, len(packages))
-	batches := slices.AppendSeq(slices.Collect(slices.Chunk(packages[:first], 1)), slices.Chunk(packages[first:], together))
-	q := make(chan []string, len(batches))
-	for _, b := range batches {
-		q <- b
-	}
-	close(q)
-	return q
 }
 
 // how is the way that tests are run.
@@ -288,8 +236,6 @@ type how struct {
 	race bool
 	// nice is as of nice(1): how much it leaves the processors to whoever else wants them.
 	nice int
-	// idle gives them the processors only while nobody else wants them (sched(7), SCHED_IDLE).
-	idle bool
 }
 
 // flags are the build flags, the same for go test and go list.
@@ -401,9 +347,6 @@ func goCommand(ctx context.Context, o options, h how, args ...string) *exec.Cmd 
 	command := append([]string{"go"}, args...)
 	if h.nice > 0 {
 		command = append([]string{"nice", "-n", strconv.Itoa(h.nice)}, command...)
-	}
-	if h.idle {
-		command = append([]string{"chrt", "--idle", "0"}, command...)
 	}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cgo := "CGO_ENABLED=0"

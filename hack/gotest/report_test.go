@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -68,9 +67,7 @@ func runOf(t *testing.T, files map[string]string, o options) (string, error) {
 	dir := t.TempDir()
 	write(t, dir, files)
 	t.Chdir(dir)
-	if o.timeout == 0 {
-		o.timeout = time.Minute
-	}
+	o.timeout = time.Minute
 	if o.measure == nil {
 		o.measure = asReference
 	}
@@ -190,82 +187,14 @@ func TestRunEndsWhenInterrupted(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster", "m/integration/upgrade", "m/integration/routes", "m/pkg/app/coil", "m/pkg/app/coild", "m/pkg/podnet", "m/pkg/kernel/nft", "m/pkg/plan", "m/pkg/planner", "m/pkg/plan/egress", "m/hack/release"})
+	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster", "m/integration/upgrade", "m/integration/routes", "m/pkg/app/coil", "m/pkg/app/coild", "m/pkg/podnet", "m/pkg/kernel/nft"})
 	want := parts{
 		timed: []string{"m/pkg/app/coil"},
-		light: []string{"m/pkg/podnet", "m/pkg/kernel/nft"}, pure: []string{"m/cmd/coil", "m/pkg/app/coild", "m/pkg/planner"},
-		spare: []string{"m/hack/release", "m/pkg/plan", "m/pkg/plan/egress", "m/pkg/ipam"}, heavy: []string{"m/integration/lab"},
+		light: []string{"m/pkg/podnet", "m/pkg/kernel/nft"}, pure: []string{"m/pkg/ipam", "m/cmd/coil", "m/pkg/app/coild"}, heavy: []string{"m/integration/lab"},
 		waiting: []string{"m/integration/cluster", "m/integration/upgrade"}, routing: []string{"m/integration/routes"}, late: []string{"m/integration/egress/cluster"}, emulated: []string{"m/integration/lab/vm", "m/integration/egress"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(parts{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-// Each package is in one batch, in this order, and those that take longest are alone.
-func TestQueue(t *testing.T) {
-	for n, want := range map[int][][]string{
-		0:  nil,
-		2:  {{"a"}, {"b"}},
-		5:  {{"a"}, {"b"}, {"c"}, {"d"}, {"e"}},
-		9:  {{"a"}, {"b"}, {"c"}, {"d"}, {"e"}, {"f", "g", "h", "i"}},
-		11: {{"a"}, {"b"}, {"c"}, {"d"}, {"e"}, {"f", "g", "h", "i"}, {"j", "k"}},
-	} {
-		var got [][]string
-		for batch := range queue(strings.Split("abcdefghijk", "")[:n]) {
-			got = append(got, batch)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%d packages (-want +got):\n%s", n, diff)
-		}
-	}
-}
-
-// Packages that only compute run beside the machines, and get the processors that these leave idle.
-func TestUntimedRunBeside(t *testing.T) {
-	done := filepath.Join(t.TempDir(), "planned")
-	policy := func(name, then string) string {
-		return "package " + name + `
-import ("os"; "strings"; "testing")
-func TestPolicy(t *testing.T) {
-	stat, err := os.ReadFile("/proc/self/stat")
-	if err != nil { t.Fatal(err) }
-	t.Attr("` + name + `Policy", strings.Fields(string(stat[strings.LastIndex(string(stat), ")")+2:]))[38])
-	` + then + `
-}
-`
-	}
-	files := map[string]string{
-		"go.mod":                sources["go.mod"],
-		"pkg/plan/plan_test.go": policy("plan", fmt.Sprintf("os.WriteFile(%q, nil, 0o644)", done)),
-		"pkg/kube/kube_test.go": policy("kube", ""),
-		"integration/egress/egress_test.go": `package egress
-import ("os"; "testing"; "time")
-func TestMachine(t *testing.T) {
-	for end := time.Now().Add(4*time.Minute); time.Now().Before(end); time.Sleep(10*time.Millisecond) {
-		if _, err := os.Stat("` + done + `"); err == nil { return }
-	}
-	t.Fatal("the plans weren't made meanwhile")
-}
-`,
-	}
-	// On a machine that others keep busy that takes long.
-	out, err := runOf(t, files, options{packages: []string{"./..."}, tiers: "vm", timeout: 5 * time.Minute})
-	if err != nil || !strings.Contains(out, "planPolicy 5") || !strings.Contains(out, "kubePolicy 0") {
-		t.Errorf("error %v, want that plan ran with SCHED_IDLE, which is 5, and kube as others do", err)
-	}
-}
-
-// No package that only computes is left out, and none runs twice, when the machines end before the turn of all has come.
-func TestUntimedAllRun(t *testing.T) {
-	const n = 7
-	files := map[string]string{"go.mod": sources["go.mod"]}
-	for i := range n {
-		files[fmt.Sprintf("pkg/plan/p%d/p_test.go", i)] = fmt.Sprintf("package p%d\nimport \"testing\"\nfunc TestOne(t *testing.T) {}\n", i)
-	}
-	out, err := runOf(t, files, options{packages: []string{"./..."}, tiers: "vm"})
-	if err != nil || strings.Count(out, "ok   example.org/m/pkg/plan/p") != n || !strings.Contains(out, fmt.Sprintf("%d passed, 0 failed", n)) {
-		t.Errorf("error %v, want each of %d packages once", err, n)
 	}
 }
 
