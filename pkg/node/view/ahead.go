@@ -56,18 +56,25 @@ func (a *ahead[P]) note(cached func() uint64, name string, version uint64, objec
 	if a.known == nil {
 		a.known, a.lists = map[string]P{}, map[string]listed{}
 	}
+	newest := a.lists[name].version
 	for _, o := range objects {
 		v := kube.ParseVersion(o.GetResourceVersion())
+		if version <= newest && v <= newest {
+			continue // the newest list had it, or it was gone by then
+		}
 		if last, known := a.known[nameOf(o)]; v > have && (!known || v > kube.ParseVersion(last.GetResourceVersion())) {
 			a.known[nameOf(o)] = o
 		}
 	}
-	if version > max(have, a.lists[name].version) {
+	if version > max(have, newest) {
 		names := map[string]bool{}
 		for _, o := range objects {
 			names[nameOf(o)] = true
 		}
 		a.lists[name] = listed{version, names}
+		maps.DeleteFunc(a.known, func(key string, o P) bool {
+			return o.GetNamespace() == name && !names[key] && kube.ParseVersion(o.GetResourceVersion()) <= version
+		})
 	}
 }
 

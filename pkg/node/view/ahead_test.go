@@ -1,6 +1,8 @@
 package view
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -64,5 +66,31 @@ func TestAheadKnowsWhatIsGone(t *testing.T) {
 	version = 100
 	if _, gone := a.beyond(cached, "shop"); gone(at("shop", "went", "50")) {
 		t.Error("it counts though the cache has come as far")
+	}
+}
+
+// What an earlier list had, and a later one hadn't, is gone, though the cache has come as far as neither; whichever of the two is noted first.
+func TestAheadForgetsWhatIsGone(t *testing.T) {
+	at := func(namespace, name, version string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: version}}
+	}
+	for name, laterFirst := range map[string]bool{"in their order": false, "the later one first": true} {
+		var a ahead[*metav1.PartialObjectMetadata]
+		cached := func() uint64 { return 10 }
+		notes := []func(){
+			func() { a.note(cached, "shop", 50, at("shop", "stays", "40"), at("shop", "went", "41")) },
+			func() { a.note(cached, "shop", 60, at("shop", "stays", "40")) },
+		}
+		if laterFirst {
+			slices.Reverse(notes)
+		}
+		a.note(cached, "bank", 45, at("bank", "another", "42"))
+		for _, note := range notes {
+			note()
+		}
+		known, _ := a.beyond(cached, "shop")
+		if got := slices.Sorted(maps.Keys(known)); !slices.Equal(got, []string{"bank/another", "shop/stays"}) {
+			t.Errorf("%s: known are %q", name, got)
+		}
 	}
 }
