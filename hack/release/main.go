@@ -1,5 +1,5 @@
-// Command release makes what users get of a version: images, manifests, the tools of admins, programs and units for machines
-// outside of clusters, lists of what is in the programs, and checksums. The same commit gives the same bytes.
+// Command release makes the files of a version: images, manifests, the tools of admins, programs and units for machines
+// outside of clusters, SBOMs, and checksums. The same commit gives the same bytes.
 //
 // It owns what a release consists of. It must not know what a program does.
 package main
@@ -95,7 +95,7 @@ func (r release) make(ctx context.Context, archs []string) error {
 	return writeSums(r.out)
 }
 
-// programs makes the image of an architecture, the programs that are files, and the list of what is in both.
+// programs makes the files of an architecture: the image, single programs, and the SBOM of both.
 func (r release) programs(ctx context.Context, b pack.Build, arch string) error {
 	dir := filepath.Join(r.bin, arch)
 	if err := os.Mkdir(dir, 0o755); err != nil {

@@ -221,7 +221,7 @@ func tarEntries(t *testing.T, archive []byte) func(yield func(*tar.Header, []byt
 // joint are the programs of cmd/ that exist by the names of their parts only.
 var joint = []string{"coil-controllers", "coil-routers"}
 
-// checkPrograms checks that all programs are there, for the architecture, and print the version. files are those that are there, too, or instead.
+// checkPrograms checks that a folder has all programs, each of which is of the architecture and prints the version. files are the file names of some, by program.
 func checkPrograms(t *testing.T, root, dir, arch string, files map[string]string) {
 	var want, got []string
 	named := map[string]string{} // programs by the names of files

@@ -144,7 +144,7 @@ func (c *egressCluster) start(t testing.TB) (stop func()) {
 	return c.startWith(t, c.account(t), egressOptions())
 }
 
-// startCounting runs the program, which writes to statuses what has changed in number sooner than users have it.
+// startCounting runs the program with a short CountEvery: a status is written after seconds if nothing but numbers has changed.
 func (c *egressCluster) startCounting(t testing.TB) {
 	t.Helper()
 	o := egressOptions()

@@ -30,7 +30,7 @@ const (
 	gatewayUser  = "coil.cybozu.com:lb-gateway:"
 )
 
-// gatewaysServer is an API server with the gateways gw1 and gw2, and what manifests/services gives to programs.
+// gatewaysServer is an API server with the gateways gw1 and gw2, and the rights in manifests/services.
 func gatewaysServer(t *testing.T) *controlplane.API {
 	t.Helper()
 	api := own(t, controlplane.Options{})

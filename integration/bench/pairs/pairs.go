@@ -1,4 +1,4 @@
-// Package pairs compares what is measured in turns, so that whatever else happens on the machine meets all sides alike.
+// Package pairs compares measurements that are made in turns, so that other work on the machine meets all sides alike.
 //
 // It must not know what is measured.
 package pairs

@@ -181,7 +181,11 @@ func (c *Controller) remove(ctx context.Context, k *cloud, a *v2.AddressClaim, s
 	k.drop(seen.Key)
 	faultpoint.At(faultpoint.CloudDeleted)
 	rest := slices.DeleteFunc(slices.Clone(a.Finalizers), func(f string) bool { return f == Finalizer })
-	if _, err := kube.PatchMetadata(ctx, c.cfg.Coil.CoilV2().AddressClaims(a.Namespace), a, map[string]any{"finalizers": rest}); err != nil && !apierrors.IsConflict(err) {
+	_, err = kube.PatchMetadata(ctx, c.cfg.Coil.CoilV2().AddressClaims(a.Namespace), a, map[string]any{"finalizers": rest})
+	switch {
+	case apierrors.IsConflict(err):
+		return nil // its event comes
+	case err != nil:
 		return fmt.Errorf("remove the finalizer of AddressClaim %s: %w", klog.KObj(a), err)
 	}
 	klog.FromContext(ctx).Info("Gave an address back to OpenStack", "claim", klog.KObj(a), "port", seen.PortID, "addresses", seen.Fixed)
@@ -207,7 +211,7 @@ func (c *Controller) tell(ctx context.Context, a *v2.AddressClaim, provided *v2.
 	after := a.DeepCopy()
 	after.Status.Provided = provided
 	for _, is := range conditions {
-		is.ObservedGeneration, is.LastTransitionTime = a.Generation, now()
+		is.ObservedGeneration, is.LastTransitionTime = a.Generation, metav1.Now()
 		meta.SetStatusCondition(&after.Status.Conditions, is)
 	}
 	if equality.Semantic.DeepEqual(a.Status, after.Status) {

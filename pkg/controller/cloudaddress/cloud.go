@@ -43,21 +43,32 @@ type cloud struct {
 func (c *Controller) cloudOf(ctx context.Context, name string) (*cloud, error) {
 	pool := c.pools.Find(name)
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	k := c.clouds[name]
-	if pool == nil || k != nil && pool.Spec.OpenStack != nil && equality.Semantic.DeepEqual(k.spec, *pool.Spec.OpenStack) {
+	c.mu.Unlock()
+	switch {
+	case pool == nil:
 		return k, nil
-	}
-	if pool.Spec.OpenStack == nil {
+	case pool.Spec.OpenStack == nil:
 		return nil, nil
+	case k.isOf(*pool.Spec.OpenStack):
+		return k, nil
 	}
 	opened, err := c.cfg.Open(ctx, *pool.Spec.OpenStack)
 	if err != nil {
 		return nil, fmt.Errorf("open the cloud of AddressPool %s: %w", name, err)
 	}
-	k = &cloud{Cloud: opened, spec: *pool.Spec.OpenStack, pairs: map[string]pairs{}}
-	c.clouds[name] = k
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if k = c.clouds[name]; !k.isOf(*pool.Spec.OpenStack) { // nobody else has opened it meanwhile
+		k = &cloud{Cloud: opened, spec: *pool.Spec.OpenStack, pairs: map[string]pairs{}}
+		c.clouds[name] = k
+	}
 	return k, nil
+}
+
+// isOf says whether a cloud is the one that a pool names.
+func (k *cloud) isOf(spec v2.PoolOpenStack) bool {
+	return k != nil && equality.Semantic.DeepEqual(k.spec, spec)
 }
 
 // list lists the cloud of a pool, has what others have changed repaired, and sweeps.
@@ -99,7 +110,7 @@ func (c *Controller) keep(k *cloud) map[string]bool {
 	return keep
 }
 
-// keyOf is the key of a claim's address: its name or, if an address that it is to have is there with a key that no claim has, that one. So it is after the claim was lost.
+// keyOf is the key of a claim's address: the name of the claim. The address of a claim that was lost has the key of that one still: the claim that comes in its place takes it.
 func (c *Controller) keyOf(k *cloud, a *v2.AddressClaim) string {
 	named := namedBy(a)
 	k.mu.Lock()

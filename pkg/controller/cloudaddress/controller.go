@@ -20,7 +20,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
@@ -158,6 +157,3 @@ func (c *Controller) look(pool string) {
 		c.each.Add(a.Name)
 	}
 }
-
-// now is the time for conditions.
-func now() metav1.Time { return metav1.Now() }
