@@ -39,6 +39,11 @@ const (
 	extension    = ".conflist"
 	stagedSuffix = ".staged"
 
+	// maxNetworkName is the most bytes in the name of a network. Runtimes keep the result of each ADD in a file
+	// <network>-<container>-<interface> (libcni, CNIConfig.AddNetworkList): NAME_MAX without IDs of 64 bytes, names of
+	// IFNAMSIZ-1 bytes and two hyphens.
+	maxNetworkName = 255 - 64 - 15 - 2
+
 	mode = 0o644
 )
 
@@ -66,6 +71,10 @@ func Validate(content []byte) (notes []string, err error) {
 	}
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
 		return nil, fmt.Errorf("name of the network configuration: %w", err)
+	}
+	if len(list.Name) > maxNetworkName {
+		return nil, fmt.Errorf("name of the network configuration has %d characters: runtimes name files by it, so that %d is the most",
+			len(list.Name), maxNetworkName)
 	}
 	if len(list.Plugins) == 0 {
 		return nil, fmt.Errorf(`network configuration has no "plugins": it must be a conflist`)

@@ -324,6 +324,8 @@ func TestValidate(t *testing.T) {
 		{name: "torn", in: string(conflist("")[:40]), err: "parsing"},
 		{name: "a list", in: "[]", err: "parsing"},
 		{name: "no name", in: `{"cniVersion":"1.1.0","plugins":[{"type":"coil"}]}`, err: "no name"},
+		{name: "longest name", in: strings.Replace(string(conflist("")), "k8s-pod-network", strings.Repeat("n", 174), 1)},
+		{name: "name too long", in: strings.Replace(string(conflist("")), "k8s-pod-network", strings.Repeat("n", 175), 1), err: "175 characters: runtimes name files by it, so that 174 is the most"},
 		{name: "bad name", in: strings.Replace(string(conflist("")), "k8s-pod-network", "a b", 1), err: "invalid characters"},
 		{name: "a single plugin", in: `{"cniVersion":"1.1.0","name":"n","type":"coil"}`, err: "must be a conflist"},
 		{name: "no plugins", in: list("1.1.0", `[]`), err: "no plugins"},
