@@ -89,9 +89,13 @@ func (s *served) patch(name, patch string) {
 	testkit.Must(s.core.CoreV1().Services(metav1.NamespaceDefault).Patch(s.t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(s.t)
 }
 
-// hold lets the first node that may have an address of a pool have it.
-func (s *served) hold(pool string) error {
-	for _, b := range s.blocksOf(s.t, pool) {
+// hold lets the first node that may have an address of some pools have it.
+func (s *served) hold(pools ...string) error {
+	var blocks []v2.AddressBlock
+	for _, p := range pools {
+		blocks = append(blocks, s.blocksOf(s.t, p)...)
+	}
+	for _, b := range blocks {
 		if f := b.Floating; f != nil && len(f.Successors) > 0 && f.Holding.Holder != f.Successors[0].Node {
 			b.Floating.Holding.Holder = f.Successors[0].Node
 			if _, err := s.coil.CoilV2().AddressBlocks().Update(s.t.Context(), &b, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
@@ -106,7 +110,7 @@ func (s *served) hold(pool string) error {
 func (s *served) tells(name, addresses, reason string) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, fmt.Sprintf("%s tells %q (%s)", name, addresses, reason), func() error {
-		if err := s.hold("services"); err != nil {
+		if err := s.hold("services", "single"); err != nil {
 			return err
 		}
 		o, err := s.core.CoreV1().Services(metav1.NamespaceDefault).Get(s.t.Context(), name, metav1.GetOptions{})
@@ -224,6 +228,23 @@ func TestServicesGetAddresses(t *testing.T) {
 			return nil
 		})
 		s.deletes("four", "six")
+	})
+	part("9 no address for ports that it lost", func() {
+		s.pool(t, "single", 0, v2.SubnetSet{IPv4: ptr("203.0.113.8/32")})
+		inSingle := func(o *corev1.Service) { o.Annotations["coil.cybozu.com/pool"] = "single" }
+		s.make("first", 80, inSingle)
+		s.tells("first", "203.0.113.8", "AddressAssigned")
+		s.make("second", 443, inSingle)
+		s.tells("second", "203.0.113.8", "AddressAssigned")
+		s.patch("second", `{"spec":{"ports":[{"name":"a","port":80}]}}`) // there is no other address
+		s.tells("second", "", "WaitsForAddress")
+		if b := s.block(t, "single-0"); fmt.Sprint(b.Floating.Ports) != "[{TCP 80 default/first}]" {
+			t.Errorf("the block says %v", b.Floating.Ports)
+		}
+		s.tells("first", "203.0.113.8", "AddressAssigned")
+		s.patch("second", `{"spec":{"ports":[{"name":"a","port":8080}]}}`)
+		s.tells("second", "203.0.113.8", "AddressAssigned")
+		s.deletes("first", "second")
 	})
 	part("7 of another class", func() {
 		s.make("theirs", 80, func(o *corev1.Service) { *o.Spec.LoadBalancerClass = "example.org/lb" })

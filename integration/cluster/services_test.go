@@ -184,7 +184,7 @@ func (s *services) refused(node string, addrs []netip.Addr) {
 
 // Services are reached from outside behind a real kube-proxy, in the mode nftables and in the mode iptables: by all their endpoints, or those of the node that has the
 // address. Nothing else of a node is.
-func TestServices(t *testing.T) {
+func TestScenario28Services(t *testing.T) {
 	s := newServices(t)
 	nodes := s.Nodes()
 	nftables, iptables := nodes[0], nodes[2]

@@ -309,7 +309,7 @@ func TestUsage(t *testing.T) {
 }
 
 // Services get addresses, and one more does soon.
-func TestServices(t *testing.T) {
+func TestScenario34Services(t *testing.T) {
 	rep := newReport()
 	if err := measureServices(t.Context(), need(t), rep); err != nil {
 		t.Fatal(err)
@@ -323,7 +323,7 @@ func TestServices(t *testing.T) {
 }
 
 // A gateway machine has all Services soon, and follows their endpoints.
-func TestGateway(t *testing.T) {
+func TestScenario34Gateway(t *testing.T) {
 	rep := newReport()
 	o := need(t)
 	o.services = 120 // more than the few

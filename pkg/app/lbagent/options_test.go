@@ -8,7 +8,7 @@ import (
 )
 
 // The defaults are valid on a machine that has a name; what is missing is named, all of it at once.
-func TestOptions(t *testing.T) {
+func TestScenario38Options(t *testing.T) {
 	o := &Options{}
 	fs := pflag.NewFlagSet("coil-lb-agent", pflag.ContinueOnError)
 	o.AddFlags(fs)

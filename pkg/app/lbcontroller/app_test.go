@@ -14,7 +14,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-func TestOptions(t *testing.T) {
+func TestScenario38Options(t *testing.T) {
 	t.Setenv("COIL_POD_NAMESPACE", "coil")
 	o := &Options{}
 	o.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))

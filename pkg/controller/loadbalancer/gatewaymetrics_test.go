@@ -14,7 +14,7 @@ import (
 )
 
 // The leader tells how each gateway is, and how many are the master of each election. A silent one is none.
-func TestGatewaysAreCounted(t *testing.T) {
+func TestScenario37GatewaysAreCounted(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {
 		pool := fakeapi.Find[*v2.AddressPool](sc.s, poolResource, "default").DeepCopy()
 		pool.Spec.Announce, pool.Spec.VRRP = v2.AnnounceGateway, &v2.PoolVRRP{RouterID: 10, Instances: 2}

@@ -1,7 +1,9 @@
 package loadbalancer
 
 import (
+	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,7 +16,7 @@ import (
 )
 
 // The leader counts Services by what they wait for.
-func TestServicesAreCounted(t *testing.T) {
+func TestScenario37ServicesAreCounted(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {
 		sc.service("a", nil)
 		sc.service("b", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
@@ -42,6 +44,38 @@ func TestServicesAreCounted(t *testing.T) {
 		refused()
 		if n := testutil.CollectAndCount(newCollector(sc.services, false)); n != 0 {
 			t.Errorf("the standby exports %d metrics", n)
+		}
+	})
+}
+
+// The metrics are read again and again while Services come, change and go: the race detector sees what both touch.
+func TestScenario37ReadWhileServicesChange(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		read, stop := 0, make(chan struct{})
+		var reader sync.WaitGroup
+		reader.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Millisecond):
+					read += min(1, testutil.CollectAndCount(sc.metrics))
+				}
+			}
+		})
+		for i := range 20 {
+			name := fmt.Sprint("s", i%10)
+			sc.service(name, func(s *corev1.Service) {
+				if s.Spec.Ports[0].Port = int32(i + 1); i%7 == 6 {
+					deleted(s)
+				}
+			})
+			sc.run(200 * time.Millisecond)
+		}
+		close(stop)
+		reader.Wait()
+		if read < 1000 {
+			t.Errorf("metrics were read %d times in 4 s", read)
 		}
 	})
 }

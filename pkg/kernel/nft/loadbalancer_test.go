@@ -227,7 +227,7 @@ func TestConnectionsAreSpread(t *testing.T) {
 }
 
 // With Masquerade the endpoint sees the gateway, whose marks have no other bit. The gateway itself reaches Services, too.
-func TestMasquerade(t *testing.T) {
+func TestScenario23Masquerade(t *testing.T) {
 	eachBalancer(t, func(b *balancer, f dataplane.Family, at, client netip.Addr) {
 		b.frontend(f, unix.IPPROTO_TCP, 80, b.endpoint(f, 2, 8080))
 		b.want.Masquerade = true
@@ -252,7 +252,7 @@ func TestMasquerade(t *testing.T) {
 }
 
 // Where there is no endpoint clients are refused at once; at other ports their packets get lost, or are refused, and reach nothing of the machine.
-func TestRefused(t *testing.T) {
+func TestScenario26Refused(t *testing.T) {
 	eachBalancer(t, func(b *balancer, f dataplane.Family, at, client netip.Addr) {
 		b.serve(b.gateway, netip.AddrPortFrom(at, 22)) // sshd
 		for _, p := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
@@ -292,7 +292,7 @@ func isTimeout(err error) bool {
 }
 
 // Clients that a Service doesn't let in get no answer, and a change meets new connections alone.
-func TestSourceRanges(t *testing.T) {
+func TestScenario24SourceRanges(t *testing.T) {
 	eachBalancer(t, func(b *balancer, f dataplane.Family, at, client netip.Addr) {
 		web := b.frontend(f, unix.IPPROTO_TCP, 80, b.endpoint(f, 2, 8080))
 		b.make()
@@ -322,7 +322,7 @@ func TestSourceRanges(t *testing.T) {
 }
 
 // A client with an affinity gets the same endpoint again, while others get others.
-func TestAffinity(t *testing.T) {
+func TestScenario29Affinity(t *testing.T) {
 	eachBalancer(t, func(b *balancer, f dataplane.Family, at, client netip.Addr) {
 		const n = 8
 		var endpoints []netip.AddrPort

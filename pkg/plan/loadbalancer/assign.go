@@ -53,6 +53,7 @@ func (a *assigner) having(addrs []netip.Addr) (all []*use) {
 // Assign says which Service gets which address. Services are served in groups, and in each group the oldest first:
 //
 //	has an address            keeps it, unless an older Service has it and can't share it. Nobody else gets one that a Service still says it has
+//	waits for a new one       keeps waiting, unless one that is there has room for it by now
 //	asks for one by name      gets that one, or none
 //	takes any                 gets the first address with room for it, or a new one
 func Assign(f Facts) Plan {
@@ -94,6 +95,9 @@ func Assign(f Facts) Plan {
 	group(func(s *Service) bool { return s.Claim != "" || len(s.Has) > 0 }, a.keep)
 	for _, i := range order {
 		a.stays(&f.Services[i], plan.Given[i])
+	}
+	for _, i := range order {
+		plan.Given[i] = a.sooner(&f.Services[i], plan.Given[i])
 	}
 	group(func(s *Service) bool { return s.Invalid != "" }, func(s *Service) Given { return Given{Reason: Invalid, Message: s.Invalid} })
 	group(func(s *Service) bool { return s.Invalid == "" && len(s.Wants) > 0 }, a.named)
@@ -177,14 +181,36 @@ func (a *assigner) any(s *Service) Given {
 	if why := a.lacks(fresh, s); why.Reason != "" {
 		return why
 	}
-	kind := fmt.Sprintf("%q %v %v %t %t %q %q", name, s.Ports, s.Families, s.Both, s.Alone, s.Group, s.Endpoints)
-	for _, u := range a.byPool[name][a.full[kind]:] {
-		if !u.Asked && u.inTheWay(s) == nil && a.lacks(u, s).Reason == "" {
-			return a.give(u, s)
+	if u := a.room(name, s, false); u != nil {
+		return a.give(u, s)
+	}
+	return a.give(a.make(Address{Claim: a.unused("lb-" + string(s.UID)), Pool: name}), s)
+}
+
+// room returns the first address of a pool with room for a Service, only of addresses that are known if that is asked; nil if there is none.
+func (a *assigner) room(pool string, s *Service, known bool) *use {
+	kind := fmt.Sprintf("%q %v %v %t %t %q %q %t", pool, s.Ports, s.Families, s.Both, s.Alone, s.Group, s.Endpoints, known)
+	for _, u := range a.byPool[pool][a.full[kind]:] {
+		if !u.Asked && (!known || len(u.Addrs()) > 0) && u.inTheWay(s) == nil && a.lacks(u, s).Reason == "" {
+			return u
 		}
 		a.full[kind]++
 	}
-	return a.give(a.make(Address{Claim: a.unused("lb-" + string(s.UID)), Pool: name}), s)
+	return nil
+}
+
+// sooner gives a Service that waits for an address one that is known, if that has room for it by now.
+func (a *assigner) sooner(s *Service, given Given) Given {
+	waits := a.byClaim[given.Claim]
+	if waits == nil || waits.Asked || len(waits.Addrs()) > 0 || len(s.Has) > 0 || len(s.Wants) > 0 || s.Invalid != "" {
+		return given
+	}
+	u := a.room(waits.Pool, s, true)
+	if u == nil {
+		return given
+	}
+	waits.services = slices.DeleteFunc(waits.services, func(o *Service) bool { return o == s })
+	return a.give(u, s)
 }
 
 // give lets a Service have an address, if it can.

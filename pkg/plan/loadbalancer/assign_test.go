@@ -186,6 +186,40 @@ func TestAssign(t *testing.T) {
 	}
 }
 
+// A Service that waits for a new address, of which there may be none for long, takes one that has got room for it. Until then it goes on waiting for the same one.
+func TestWaitingServiceTakesRoom(t *testing.T) {
+	first, second, third := service(1, "TCP 80"), service(2, "TCP 80"), service(3, "TCP 443")
+	w := newWorld(t)
+	w.Services = []loadbalancer.Service{first}
+	w.assign(t)
+	has := w.Services[0].Has
+	waiting := loadbalancer.Address{Claim: "lb-waits", Pool: "both"}
+	w.Addresses = append([]loadbalancer.Address{waiting}, w.Addresses...)
+	second.Claim = waiting.Claim
+	for name, c := range map[string]struct {
+		change func(*loadbalancer.Service)
+		waits  bool
+	}{
+		"no room":       {func(*loadbalancer.Service) {}, true},
+		"another port":  {func(s *loadbalancer.Service) { s.Ports = third.Ports }, false},
+		"wants another": {func(s *loadbalancer.Service) { s.Ports, s.Alone = third.Ports, true }, true},
+		"not valid":     {func(s *loadbalancer.Service) { s.Ports, s.Invalid = third.Ports, "It is wrong" }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := w.Facts
+			f.Services = []loadbalancer.Service{w.Services[0], with(second, c.change)}
+			plan := loadbalancer.Assign(f)
+			got := plan.Given[1]
+			if c.waits && (got.Claim != waiting.Claim || len(plan.Idle) > 0) || !c.waits && (!slices.Equal(got.Address.Addrs(), has) || !slices.Equal(plan.Idle, []string{waiting.Claim})) {
+				t.Errorf("it gets %+v, and %v are idle", got, plan.Idle)
+			}
+			if !slices.Equal(plan.Given[0].Address.Addrs(), has) {
+				t.Errorf("the other one gets %+v, and had %v", plan.Given[0], has)
+			}
+		})
+	}
+}
+
 // clash says whether two Services can't have an address together, from what sharing promises.
 func clash(a, b loadbalancer.Service) bool {
 	family := false
