@@ -113,7 +113,7 @@ test-routes: ## Run BIRD and FRR, addresses that are announced to neighbours, ne
 
 .PHONY: test-egress
 test-egress: ## Run NAT routers with kernels that have FoU, each case often, as root
-	COIL_EGRESS=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/egress/...
+	COIL_EGRESS=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/egress/... ./integration/lab/vm/
 	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestEgress' ./integration/apiserver/)
 	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=netns -no-skips -run='^(TestClientChangesClosed|TestDirectNewFlowsStay)$$' ./pkg/kernel/nft/ ./pkg/clientnet/)
 

@@ -39,7 +39,7 @@ func TestTSCRate(t *testing.T) {
 // bogomips are the rate by which its clock runs, in units of 500 kHz.
 func TestClockRate(t *testing.T) {
 	testkit.Need(t, testkit.VM)
-	for _, series := range []string{"6.1", "6.12"} {
+	for _, series := range []string{"6.12", "6.1"}[:testkit.EgressForm.Times(1, 2)] {
 		t.Run(series, func(t *testing.T) {
 			var out bytes.Buffer
 			err := Run(t.Context(), Options{
