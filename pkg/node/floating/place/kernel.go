@@ -119,6 +119,26 @@ func (p *Place) open(ctx context.Context, answers []*job) error {
 	return p.cfg.Tables.open(ctx, answers, func(o floating.Order) time.Duration { return time.Until(o.Until) })
 }
 
+// passing are the orders whose packets are to pass when tables were made anew: some of now, and all others that last. Whoever gave these may not give them again soon.
+func (p *Place) passing(now []*job) []*job {
+	all, known := slices.Clone(now), map[netip.Addr]bool{}
+	note := func(o floating.Order) {
+		for _, a := range o.Addrs() {
+			known[a] = true
+		}
+	}
+	for _, j := range now {
+		note(j.order)
+	}
+	for _, h := range p.held {
+		if time.Until(h.Until) > 0 && !slices.ContainsFunc(h.Addrs(), func(a netip.Addr) bool { return known[a] }) {
+			note(h.Order)
+			all = append(all, &job{order: h.Order})
+		}
+	}
+	return all
+}
+
 // settle tells routing daemons of addresses that have all else, and forgets those for which the node has stopped.
 func (p *Place) settle(ctx context.Context, lacking map[netip.Addr]bool) (made repaired, err error) {
 	want, exported := p.wanted()

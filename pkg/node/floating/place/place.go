@@ -279,14 +279,19 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 	sync := w.changed || w.mending
 	var fixed repaired
 	var led, settled error
+	passing := w.answers
 	if sync {
+		complete, unknown := p.cfg.Tables.complete(ctx, p.addresses())
+		if !complete {
+			passing = p.passing(w.answers)
+		}
 		own, err := p.own(ctx)
 		if err == nil {
 			w.changed = w.changed || !slices.Equal(p.local, own)
 			p.local = own
 		}
 		fixed, led = p.lead(ctx, w.stops)
-		led = errors.Join(led, err)
+		led = errors.Join(led, err, unknown)
 		at(faultpoint.HoldLed, "")
 	}
 	var lacking map[netip.Addr]bool
@@ -296,7 +301,7 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 	if !silent || closed != nil {
 		p.stopped(ctx, w.stops, errors.Join(closed, led))
 	}
-	opened := p.open(ctx, slices.DeleteFunc(slices.Clone(w.answers), func(j *job) bool { return isOf(j, lacking) }))
+	opened := p.open(ctx, slices.DeleteFunc(slices.Clone(passing), func(j *job) bool { return isOf(j, lacking) }))
 	at(faultpoint.HoldOpened, "")
 	if sync {
 		var more repaired

@@ -8,11 +8,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
@@ -32,29 +34,32 @@ func ofServices(lasts time.Duration, ports ...uint16) floating.Order {
 	return o
 }
 
+// proxy is a Service proxy; see proxied.
+const proxy = `table inet proxy {
+	chain services {
+		type nat hook prerouting priority -100
+		ip daddr 192.0.2.7 tcp dport 80 dnat ip to 10.0.1.2:8080
+		ip6 daddr 2001:db8::7 tcp dport 80 dnat ip6 to [fd00:1::2]:8080
+		ip daddr 192.0.2.7 tcp dport 83 dnat ip to 10.0.1.2:8083
+		ip6 daddr 2001:db8::7 tcp dport 83 dnat ip6 to [fd00:1::2]:8083
+		ip daddr 192.0.2.7 tcp dport 82 dnat ip to 10.0.0.1:22
+		ip6 daddr 2001:db8::7 tcp dport 82 dnat ip6 to [fd00::1]:22
+	}
+	chain masquerading {
+		type nat hook postrouting priority 100
+		ct status dnat masquerade
+	}
+	chain refusing {
+		type filter hook input priority 0
+		tcp dport 81 reject with tcp reset
+	}
+}`
+
 // proxied gives the node what a Service proxy makes of nftables: port 80 leads to the pod, port 81 has no endpoints, and the endpoint of port 82 is a program
 // of the node. The pod says "pod", and at port 83 of the Service goes on listening. The node itself listens at port 22 of each of its addresses, and says "node".
 func (l *lab) proxied() {
 	l.T.Helper()
-	l.Rules(`table inet proxy {
-		chain services {
-			type nat hook prerouting priority -100
-			ip daddr 192.0.2.7 tcp dport 80 dnat ip to 10.0.1.2:8080
-			ip6 daddr 2001:db8::7 tcp dport 80 dnat ip6 to [fd00:1::2]:8080
-			ip daddr 192.0.2.7 tcp dport 83 dnat ip to 10.0.1.2:8083
-			ip6 daddr 2001:db8::7 tcp dport 83 dnat ip6 to [fd00:1::2]:8083
-			ip daddr 192.0.2.7 tcp dport 82 dnat ip to 10.0.0.1:22
-			ip6 daddr 2001:db8::7 tcp dport 82 dnat ip6 to [fd00::1]:22
-		}
-		chain masquerading {
-			type nat hook postrouting priority 100
-			ct status dnat masquerade
-		}
-		chain refusing {
-			type filter hook input priority 0
-			tcp dport 81 reject with tcp reset
-		}
-	}`)
+	l.Rules(proxy)
 	for _, server := range []struct {
 		at    *netlab.NS
 		port  int
@@ -257,6 +262,78 @@ func TestUnknownConnectionsAreNotReset(t *testing.T) {
 		if after := testkit.Must(p.cfg.Tables.Counts(t.Context()))(t)[a].NoProxy; after != before {
 			t.Errorf("%d packets to %s are counted as not translated", after-before, a)
 		}
+	}
+}
+
+// Nobody gives the order again soon for an address that the node announces as others do. What other programs delete of it comes back, and packets pass again.
+func TestServicesPassAgain(t *testing.T) {
+	for name, loss := range map[string]string{
+		"all tables":          "nft flush ruleset",
+		"the table of IPv4":   "nft delete table ip coil_floating",
+		"the table of IPv6":   "nft delete table ip6 coil_floating",
+		"a chain":             "nft flush chain ip coil_floating input",
+		"a port":              "nft flush set ip coil_floating ports_ipv4",
+		"the route to itself": "ip route del local 192.0.2.7 dev lo table local",
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			p, o := l.start(), ofServices(time.Hour, 80)
+			testkit.Check(t, p.Answer(t.Context(), o))
+			l.proxied()
+			rules := func() string { // but those of the Service proxy, and for how long the node answers
+				text := ""
+				for _, family := range []string{"ip", "ip6", "arp"} {
+					text += testkit.Must(l.Node.Run("nft", "-s", "list", "table", family, "coil_floating"))(t)
+				}
+				return regexp.MustCompile(` (timeout|expires) \d+m\S+`).ReplaceAllString(text, "") + l.floatingRoutes("local") + l.floatingRoutes("119")
+			}
+			before := rules()
+			testkit.Must(l.Node.Run("sh", "-c", loss))(t)
+			if name == "all tables" {
+				testkit.Must(l.Node.Run("nft", proxy))(t)
+			}
+			testkit.Check(t, p.Sync(t.Context()))
+			if diff := cmp.Diff(strings.Split(before, "\n"), strings.Split(rules(), "\n")); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+			for _, a := range o.Addrs() {
+				testkit.Eventually(t, 5*time.Second, fmt.Sprintf("the host reaches %s", a), func() error {
+					if got, err := l.hears(a, 80); err != nil || got != "pod" {
+						return fmt.Errorf("it hears %q, %w", got, err)
+					}
+					return nil
+				})
+			}
+		})
+	}
+}
+
+// A look at the kernel gives no address more time, also if the node has addresses of one family alone.
+func TestLookWritesNothing(t *testing.T) {
+	for name, lacks := range map[string]func(*floating.Order){
+		"both families": func(*floating.Order) {},
+		"IPv4":          func(o *floating.Order) { o.IPv6 = netip.Addr{} },
+		"IPv6":          func(o *floating.Order) { o.IPv4 = netip.Addr{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			p, o := l.start(), ofServices(time.Hour, 80)
+			lacks(&o)
+			testkit.Check(t, p.Answer(t.Context(), o))
+			// The time that an element was given, not what is left of it.
+			given := func() string {
+				all := regexp.MustCompile(`timeout 59m\S+`).FindAllString(testkit.Must(l.Node.Run("nft", "list", "ruleset"))(t), -1)
+				return strings.Join(all, ", ")
+			}
+			before := given()
+			if before == "" {
+				t.Fatal("no element has a time")
+			}
+			testkit.Check(t, p.Sync(t.Context()))
+			if after := given(); after != before {
+				t.Errorf("times were %s, and are %s", before, after)
+			}
+		})
 	}
 }
 

@@ -64,6 +64,24 @@ func (t Tables) exist(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
+// complete says whether there are those that some addresses need. Elements that end by themselves are gone with a table.
+func (t Tables) complete(ctx context.Context, addrs []netip.Addr) (bool, error) {
+	needed := map[*nft.Table]bool{}
+	for _, a := range addrs {
+		needed[t.of(dataplane.FamilyOf(a))] = true
+		needed[t.arp] = needed[t.arp] || a.Is4()
+	}
+	for _, table := range t.all() {
+		if !needed[table] {
+			continue
+		}
+		if exists, err := table.Exists(ctx); !exists || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
 // services returns the Services at some addresses, as the tables have them.
 func (t Tables) services(ctx context.Context, at map[netip.Addr]bool) (all []ruleset.Service, err error) {
 	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
