@@ -27,6 +27,9 @@ func Count(n int, singular, plural string) string {
 // maxMessage is how long a message of a condition may be, in bytes (metav1.Condition).
 const maxMessage = 32768
 
+// Fits says whether the API server accepts a message of a condition.
+func Fits(text string) bool { return len(text) <= maxMessage }
+
 // Message returns a message for a condition, of one line, that the API server accepts.
 func Message(text string) string {
 	text = strings.ReplaceAll(text, "\n", "; ")

@@ -246,8 +246,10 @@ func (t *Troubles) conditions(b *v2.AddressBlock, wrong map[string]seen, now met
 		case bad && mine == s.message:
 			continue
 		case bad:
+			if c.Message = plan.Told(message, t.cfg.Node, s.message); !plan.Fits(c.Message) {
+				continue // too many nodes say so: the metric has this one, too
+			}
 			news = append(news, kind)
-			c.Message = plan.Told(message, t.cfg.Node, s.message)
 		case mine == "" || !t.ended(b, kind):
 			continue
 		default:

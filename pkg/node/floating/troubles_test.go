@@ -16,6 +16,7 @@ import (
 
 	typed "github.com/coil-net/coil/generated/clientset/versioned/typed/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -140,6 +141,29 @@ func (p *patched) Patch(_ context.Context, _ string, _ types.PatchType, data []b
 	}
 	p.patches = append(p.patches, fmt.Sprint(sub, " ", string(data)))
 	return &v2.AddressBlock{}, nil
+}
+
+// The API server takes messages of 32 KiB. More nodes than that holds see trouble of an address that many announce: those that don't fit say so when others don't any more.
+func TestConditionsFit(t *testing.T) {
+	text, others := strings.Repeat("x", 300), ""
+	for i := range 200 {
+		if longer := plan.Told(others, fmt.Sprint("other-", i), text); len(longer) <= 32768 {
+			others = longer
+		}
+	}
+	block := heldBlock(func(b *v2.AddressBlock) {
+		b.Status.Conditions = []metav1.Condition{{Type: v2.BlockForwardingBlocked, Status: metav1.ConditionTrue, Reason: v2.ReasonPacketsDropped, Message: others}}
+	})
+	tr := NewTroubles(TroublesConfig{Node: "n1"}, nil)
+	wrong := map[string]seen{v2.BlockForwardingBlocked: {message: text}}
+	if after, news := tr.conditions(block, wrong, metav1.Now()); len(news) > 0 || after[0].Message != others {
+		t.Errorf("news are %v, the message has %d bytes", news, len(after[0].Message))
+	}
+	block.Status.Conditions[0].Message = plan.Told(others, "other-7", "")
+	after, news := tr.conditions(block, wrong, metav1.Now())
+	if len(news) != 1 || plan.ToldBy(after[0].Message, "n1") != text {
+		t.Errorf("when another one is well, news are %v", news)
+	}
 }
 
 // A rival that isn't seen any more is told of for some time, as are dropped packets to Services; other dropped packets are until a probe passes. What changes all the time is told once a minute.
