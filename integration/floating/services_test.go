@@ -81,13 +81,7 @@ func (s *served) listen(n *rig.Node) {
 	s.t.Helper()
 	ns := testkit.Must(netlab.Open(n.NetnsPath()))(s.t)
 	s.t.Cleanup(func() { testkit.Check(s.t, ns.Close()) })
-	testkit.Must(ns.Run(s.t.Context(), "nft", fmt.Sprintf(`table inet proxy {
-		chain services {
-			type nat hook prerouting priority -100
-			ip daddr %s tcp dport %d dnat ip to %s
-			ip6 daddr %s tcp dport %[2]d dnat ip6 to %[5]s
-		}
-	}`, s.subnets[0], s.ports[0], n.Addr4, s.subnets[1], n.Addr6)))(s.t)
+	s.proxy(n)
 	for _, port := range s.ports {
 		l := testkit.Must(ns.Listen(s.t.Context(), "tcp", fmt.Sprintf("[::]:%d", port)))(s.t)
 		s.t.Cleanup(func() { _ = l.Close() })
@@ -96,6 +90,18 @@ func (s *served) listen(n *rig.Node) {
 			_ = c.Close()
 		})
 	}
+}
+
+// proxy makes the rules on a node.
+func (s *served) proxy(n *rig.Node) {
+	s.t.Helper()
+	testkit.Must(n.Run(s.t.Context(), "nft", fmt.Sprintf(`table inet proxy {
+		chain services {
+			type nat hook prerouting priority -100
+			ip daddr %s tcp dport %d dnat ip to %s
+			ip6 daddr %s tcp dport %[2]d dnat ip6 to %[5]s
+		}
+	}`, s.subnets[0], s.ports[0], n.Addr4, s.subnets[1], n.Addr6)))(s.t)
 }
 
 // hears returns the answer to a host outside at a port of an address; an error if there is none.

@@ -149,7 +149,7 @@ func (h *holder) compose(ctx context.Context) error {
 	}, h.registry)
 	h.composeCopies(ctx)
 	h.node.OnChange(h.peers.Moved)
-	h.spread = spread.New(spread.Config{Node: h.NodeName, Place: h.place, Block: h.blocks.Find, Serves: h.node.Balances}, h.metrics, h.registry)
+	h.spread = spread.New(spread.Config{Node: h.NodeName, Place: h.place, Block: h.blocks.Find, Serves: h.node.Balances, Begun: func() { h.probes.Add(struct{}{}) }}, h.metrics, h.registry)
 	h.node.OnChange(h.balances())
 	h.driver = floating.New(floating.Config{
 		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Place: h.spread, Targets: h, Messages: h.peers, Mover: h.handover,

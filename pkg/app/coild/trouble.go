@@ -166,19 +166,24 @@ func (h *holder) probed(blocked []floating.Address) map[probed][]floating.Addres
 	return groups
 }
 
-// ofServices returns the addresses of Services that the node has.
-func (h *holder) ofServices() (all []floating.Address) {
+// ofServices returns the addresses of Services that the node has, or announces beside the node that has them.
+func (h *holder) ofServices() []floating.Address {
+	beside := h.spread.Addresses()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	all := map[string]floating.Address{}
+	for _, a := range beside {
+		all[a.ID] = a
+	}
 	for _, a := range h.announced {
 		if a.OfServices {
-			all = append(all, a)
+			all[a.ID] = a
 		}
 	}
-	return all
+	return slices.Collect(maps.Values(all))
 }
 
-// lookWhetherProxied finds out whether packets to addresses of Services are translated. here are the addresses that the node has, and blocked those whose blocks say
+// lookWhetherProxied finds out whether packets to addresses of Services are translated. here are the addresses for which the node answers, and blocked those whose blocks say
 // that packets are dropped here. An address that isn't blocked any more is forgotten.
 func (h *holder) lookWhetherProxied(ctx context.Context, here, blocked []floating.Address) error {
 	for id := range h.unproxied {

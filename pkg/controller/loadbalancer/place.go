@@ -14,6 +14,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 )
 
@@ -56,6 +57,9 @@ func (c *Controller) place(ctx context.Context, name string) error {
 		if b.Labels[v2.LabelAnnounce] != string(v2.AnnounceNeighbor) { // by routes alone
 			announcers = nodes.Announcers(spot.Only)
 		}
+	}
+	if len(plan.ForwardingBlockedAt(b)) > 0 {
+		c.changed(name) // of nodes that don't announce it any more, Services don't say that they drop its packets
 	}
 	return c.write(ctx, b, sorted(ports, b.Floating.Ports), successors, announcers)
 }

@@ -182,6 +182,9 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 	want.Serving.Reason, want.Serving.Message = c.served(s, claim)
 	if want.Serving.Reason == reasonServed {
 		want.Served, want.Serving.Status = true, metav1.ConditionTrue
+		if drops := c.dropsBesideHolder(claim); drops != "" { // the others serve it
+			want.Serving.Status, want.Serving.Reason, want.Serving.Message = metav1.ConditionFalse, reasonBlocked, drops
+		}
 	}
 	return want
 }
@@ -223,8 +226,7 @@ func (c *Controller) served(s *corev1.Service, claim *v2.AddressClaim) (reason, 
 	case !slices.ContainsFunc(f.Successors, func(n v2.FloatingNode) bool { return n.Node == f.Holding.Holder }):
 		return reasonHolder, "No node answers for the address yet"
 	case slices.Contains(plan.ForwardingBlockedAt(b), f.Holding.Holder):
-		blocked := meta.FindStatusCondition(b.Status.Conditions, v2.BlockForwardingBlocked)
-		return reasonBlocked, fmt.Sprintf("Node %s answers for the address, and %s", f.Holding.Holder, plan.ToldBy(blocked.Message, f.Holding.Holder))
+		return reasonBlocked, blockedText(b, append([]string{f.Holding.Holder}, c.blockedBesideHolder(b)...))
 	}
 	switch {
 	case f.Announcers.All:
@@ -233,4 +235,43 @@ func (c *Controller) served(s *corev1.Service, claim *v2.AddressClaim) (reason, 
 		return reasonServed, fmt.Sprintf("Node %s answers for the address, and so do all other nodes with endpoints", f.Holding.Holder)
 	}
 	return reasonServed, fmt.Sprintf("Node %s answers for the address", f.Holding.Holder)
+}
+
+// dropsBesideHolder says which nodes that announce the address of a claim beside its holder drop its packets, and why; empty if none does.
+func (c *Controller) dropsBesideHolder(claim *v2.AddressClaim) string {
+	b := c.blockOf(claim)
+	if b == nil {
+		return ""
+	}
+	return blockedText(b, c.blockedBesideHolder(b))
+}
+
+// blockedBesideHolder returns the nodes that announce an address beside its holder, and drop its packets, sorted. Nodes that have left it, or that are gone, may still be in
+// the block's condition.
+func (c *Controller) blockedBesideHolder(b *v2.AddressBlock) []string {
+	announcers := b.Floating.Announcers
+	nodes := plan.ForwardingBlockedAt(b)
+	if len(nodes) == 0 {
+		return nil
+	}
+	serving := c.servingNodes()
+	nodes = slices.DeleteFunc(nodes, func(n string) bool {
+		_, serves := serving[n]
+		return n == b.Floating.Holding.Holder || !slices.Contains(announcers.Nodes, n) && !(announcers.All && serves)
+	})
+	slices.Sort(nodes)
+	return nodes
+}
+
+// blockedText is what a Service says of nodes that drop packets of its address; empty without any. The first one says why.
+func blockedText(b *v2.AddressBlock, nodes []string) string {
+	if len(nodes) == 0 {
+		return ""
+	}
+	blocked := meta.FindStatusCondition(b.Status.Conditions, v2.BlockForwardingBlocked)
+	why := plan.ToldBy(blocked.Message, nodes[0])
+	if len(nodes) == 1 {
+		return fmt.Sprintf("Node %s answers for the address, and %s", nodes[0], why)
+	}
+	return fmt.Sprintf("Nodes %s answer for the address, and %s", plan.Enumerate(nodes), why)
 }

@@ -42,6 +42,8 @@ type Config struct {
 	Block func(name string) *v2.AddressBlock
 	// Serves says whether addresses of Services may be on the node.
 	Serves func() bool
+	// Begun is called when the node has begun to answer for an address that its block asks for. It doesn't block.
+	Begun func()
 }
 
 // Place makes the node answer for addresses.
@@ -99,6 +101,9 @@ func (s *Spread) Start(blocks []*v2.AddressBlock) {
 		}
 	}
 	s.cfg.Place.Adopt(orders)
+	if len(orders) > 0 {
+		s.cfg.Begun()
+	}
 	s.Look(blocks)
 }
 
@@ -180,6 +185,9 @@ func (s *Spread) sync(ctx context.Context, k key) error {
 		if err := s.answer(ctx, *want); err != nil {
 			return fmt.Errorf("answer for the address of AddressBlock %s: %w", k.name, err)
 		}
+		if was == nil {
+			s.cfg.Begun()
+		}
 		return reconcile.Later(renewed)
 	case was == nil:
 	case a.held != nil: // if the holder stops without this program, so does the kernel, from now on
@@ -237,20 +245,22 @@ func (s *Spread) forget(id string) {
 	delete(s.all, id)
 }
 
-func (s *Spread) count() float64 {
+// Addresses returns the addresses for which the node answers since their blocks ask for it, whether it holds them or not.
+func (s *Spread) Addresses() (addrs []floating.Address) {
 	s.mu.Lock()
 	all := make([]*shared, 0, len(s.all))
 	for _, a := range s.all {
 		all = append(all, a)
 	}
 	s.mu.Unlock()
-	n := 0
 	for _, a := range all {
 		a.mu.Lock()
 		if a.own != nil {
-			n++
+			addrs = append(addrs, a.own.Address)
 		}
 		a.mu.Unlock()
 	}
-	return float64(n)
+	return addrs
 }
+
+func (s *Spread) count() float64 { return float64(len(s.Addresses())) }

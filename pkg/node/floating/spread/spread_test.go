@@ -88,6 +88,7 @@ type scene struct {
 	serves bool
 	uid    int
 	silent bool // the Spread isn't told of blocks
+	begun  int  // how often the node began to answer
 }
 
 func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
@@ -104,6 +105,11 @@ func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
 				sc.mu.Lock()
 				defer sc.mu.Unlock()
 				return sc.serves
+			},
+			Begun: func() {
+				sc.mu.Lock()
+				defer sc.mu.Unlock()
+				sc.begun++
 			},
 		}, nil, prometheus.NewRegistry())
 		ctx, cancel := context.WithCancel(t.Context())
@@ -211,6 +217,10 @@ func TestAnswers(t *testing.T) {
 					t.Errorf("when it isn't the holder any more it answers for %s", got)
 				}
 				want = map[bool]time.Duration{true: 1}[c.want]
+				has := sc.Addresses()
+				if (len(has) == 1 && has[0].ID == id && has[0].OfServices) != c.want || (len(has) > 0) != c.want || (sc.begun == 1) != c.want || (sc.begun > 0) != c.want {
+					t.Errorf("it answers beside the holder for %+v, and began %d times", has, sc.begun)
+				}
 				testkit.Check(t, testutil.CollectAndCompare(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "n"}, sc.count), strings.NewReader(fmt.Sprintf("# TYPE n gauge\nn %d\n", want))))
 				time.Sleep(10 * lasting)
 				if got := sc.kernel.lasts(id); (got > 0) != c.want {
@@ -310,6 +320,9 @@ func TestStart(t *testing.T) {
 		next.Start([]*v2.AddressBlock{sc.cfg.Block("b"), sc.cfg.Block("c")})
 		if got := sc.kernel.adopted; len(got) != 1 || got[0] != wanted {
 			t.Errorf("%v are adopted, want %s and not %s", got, wanted, other)
+		}
+		if sc.begun != 1 {
+			t.Errorf("the node began to answer %d times, want 1", sc.begun)
 		}
 		sc.setServes(false)
 		ctx, cancel := context.WithCancel(t.Context())
