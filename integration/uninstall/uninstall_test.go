@@ -59,6 +59,9 @@ const hardened = `
 // changing are parameters that tell or change a state rather than to set one.
 var changing = regexp.MustCompile(`^\S*/(nf_conntrack_count|flush|random_table_perturb|hostname):`)
 
+// expiring is what is left of the time of an element of nftables.
+var expiring = regexp.MustCompile(` expires \S+`)
+
 // node is one whose kernel is compared.
 type node struct {
 	*rig.Rig
@@ -121,10 +124,10 @@ func (n *node) sh(script string) string {
 func (n *node) kernel() string {
 	n.t.Helper()
 	var b strings.Builder
-	b.WriteString(n.sh(`
+	b.WriteString(expiring.ReplaceAllString(n.sh(`
 		ip -d link; ip -d -4 rule; ip -d -6 rule
 		ip -d -4 route show table all; ip -d -6 route show table all
-		ip -d address; ip maddress; nft list ruleset; ip -d nexthop; ip -4 neigh show proxy; ip -6 neigh show proxy`))
+		ip -d address; ip maddress; nft list ruleset; ip -d nexthop; ip -4 neigh show proxy; ip -6 neigh show proxy`), ""))
 	for line := range strings.Lines(n.sh(`cd /proc/sys; grep -rs . net | sort || true`)) {
 		if !changing.MatchString(line) {
 			b.WriteString(line)
