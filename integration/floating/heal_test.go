@@ -40,23 +40,23 @@ var losses = []struct {
 }
 
 // repairs is coil_repairs_total of a node by kind.
-func (f *fixture) repairs(n *rig.Node) map[string]float64 {
-	f.t.Helper()
-	text := testkit.Must(n.Get(f.t.Context(), "/metrics"))(f.t)
+func repairs(t *testing.T, n *rig.Node) map[string]float64 {
+	t.Helper()
+	text := testkit.Must(n.Get(t.Context(), "/metrics"))(t)
 	values := map[string]float64{}
 	for _, m := range regexp.MustCompile(`(?m)^coil_repairs_total\{.*?kind="([^"]*)".*\} (\S+)$`).FindAllStringSubmatch(text, -1) {
-		values[m[1]] = testkit.Must(strconv.ParseFloat(m[2], 64))(f.t)
+		values[m[1]] = testkit.Must(strconv.ParseFloat(m[2], 64))(t)
 	}
 	return values
 }
 
 // ofCoil is what a node has for floating addresses, but for how long it answers.
-func (f *fixture) ofCoil(n *rig.Node) []string {
-	f.t.Helper()
-	out := rigtest.Sh(f.t, n, `
+func ofCoil(t *testing.T, n *rig.Node) []string {
+	t.Helper()
+	out := rigtest.Sh(t, n, `
 		for family in -4 -6; do
 			ip -N $family rule show priority 2000
-			ip -N $family route show table 116 proto 32; ip -N $family route show table 119 proto 32
+			for table in 116 119 255; do ip -N $family route show table $table proto 32 2>/dev/null || true; done # one that never had routes isn't there
 			ip -N $family neigh show proxy
 		done
 		cat /proc/sys/net/ipv6/conf/all/proxy_ndp
@@ -76,19 +76,19 @@ func TestHeals(t *testing.T) {
 	f := newFixture(t, "healed", 2)
 	f.held(0)
 	n, before := f.Candidates[0], f.holding()
-	want := f.ofCoil(n)
+	want := ofCoil(t, n)
 	for _, l := range losses {
 		if l.long && !testkit.FloatingForm.Long() {
 			continue
 		}
-		counted := f.repairs(n)
+		counted := repairs(t, n)
 		began := time.Now()
 		rigtest.Sh(t, n, fmt.Sprintf(l.script+" # %[1]s %[2]s", f.Addrs[0], f.Addrs[1]))
 		testkit.Eventually(t, 2*healed, l.name+" is back", func() error {
-			if now := f.repairs(n)[l.kind]; now <= counted[l.kind] {
+			if now := repairs(t, n)[l.kind]; now <= counted[l.kind] {
 				return fmt.Errorf("%v repairs of %s, as before", now, l.kind)
 			}
-			if now := f.ofCoil(n); !slices.Equal(now, want) {
+			if now := ofCoil(t, n); !slices.Equal(now, want) {
 				return fmt.Errorf("there is\n%s\nwant\n%s", strings.Join(now, "\n"), strings.Join(want, "\n"))
 			}
 			return f.found()
@@ -113,7 +113,7 @@ func TestHealsAtStart(t *testing.T) {
 	f := newFixture(t, "restarted", 1)
 	f.held(0)
 	n := f.Candidates[0]
-	want := f.ofCoil(n)
+	want := ofCoil(t, n)
 	n.Coild.Kill()
 	for _, l := range losses {
 		rigtest.Sh(t, n, fmt.Sprintf("("+l.script+") 2>/dev/null || true # %[1]s %[2]s", f.Addrs[0], f.Addrs[1]))
@@ -123,7 +123,7 @@ func TestHealsAtStart(t *testing.T) {
 	testkit.Eventually(t, 2*healed, "all is back", func() error {
 		// A newer epoch is another metric.
 		metric := regexp.MustCompile(`metric \d+`)
-		now, was := metric.ReplaceAllString(strings.Join(f.ofCoil(n), "\n"), ""), metric.ReplaceAllString(strings.Join(want, "\n"), "")
+		now, was := metric.ReplaceAllString(strings.Join(ofCoil(t, n), "\n"), ""), metric.ReplaceAllString(strings.Join(want, "\n"), "")
 		if now != was {
 			return errors.New(now + "\nwant\n" + was)
 		}

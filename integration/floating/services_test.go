@@ -306,7 +306,7 @@ func (s *served) patch(patch string) {
 }
 
 // All nodes that may have it answer for an address of a Service that is announced by routes, so that routers may spread packets over them: those with endpoints, or
-// all that are ready and not excluded. They go on while coild is away. An address that is announced to neighbours is at one node.
+// all that are ready and not excluded. They go on while coild is away, and what others destroy of it comes back. An address that is announced to neighbours is at one node.
 func TestServiceByRoutes(t *testing.T) {
 	s, ctx := newServed(t, "routed", v2.AnnounceRoute), t.Context()
 	for _, n := range s.nodes {
@@ -331,16 +331,20 @@ func TestServiceByRoutes(t *testing.T) {
 	s.reached("one is excluded", s.nodes[1:]...)
 	exclude("null")
 	s.reached("it isn't any more", s.nodes...)
-	metrics := map[string]bool{}
-	for _, n := range s.nodes {
-		for _, family := range []string{"-4", "-6"} {
-			_, metric, _ := strings.Cut(testkit.Must(n.Run(ctx, "ip", family, "route", "show", "table", "119", "proto", "32"))(t), " metric ")
-			metrics[strings.Fields(metric + " none")[0]] = true
+	// Packets pass before routing daemons are told.
+	testkit.Eventually(t, 5*time.Second, "all nodes export a route of one metric, so that routers don't send all to one node", func() error {
+		metrics := map[string]bool{}
+		for _, n := range s.nodes {
+			for _, family := range []string{"-4", "-6"} {
+				_, metric, _ := strings.Cut(testkit.Must(n.Run(ctx, "ip", family, "route", "show", "table", "119", "proto", "32"))(t), " metric ")
+				metrics[strings.Fields(metric + " none")[0]] = true
+			}
 		}
-	}
-	if len(metrics) != 1 || metrics["none"] {
-		t.Errorf("the metrics of the routes are %v: routers would send all to one node", slices.Collect(maps.Keys(metrics)))
-	}
+		if len(metrics) != 1 || metrics["none"] {
+			return fmt.Errorf("the metrics are %v", slices.Collect(maps.Keys(metrics)))
+		}
+		return nil
+	})
 	o := testkit.Must(s.services().Get(ctx, "web", metav1.GetOptions{}))(t)
 	var pings []*netlab.Pinger
 	for _, in := range o.Status.LoadBalancer.Ingress {
@@ -359,6 +363,7 @@ func TestServiceByRoutes(t *testing.T) {
 	if silent := outage(t, pings); silent > 0 {
 		t.Errorf("while coild was away, and when it came back, the address was silent for %s", silent)
 	}
+	s.heals()
 	testkit.Check(t, s.Announce(ctx, "routed", v2.AnnounceNeighbor))
 	testkit.Eventually(t, 30*time.Second, "one node has the address", func() error {
 		count := 0

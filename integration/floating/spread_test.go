@@ -103,3 +103,46 @@ func TestBlockedBesideHolder(t *testing.T) {
 	}
 	testkit.Check(t, s.services().Delete(ctx, "web", metav1.DeleteOptions{}))
 }
+
+// heals has others destroy what nodes have for the address of the Service that they announce together, on one of them while its coild is away. All comes back.
+func (s *served) heals() {
+	s.t.Helper()
+	const routes = "for table in 119 255; do ip -4 route flush table $table proto 32; ip -6 route flush table $table proto 32; done; "
+	const tables = "nft delete table ip coil_floating; nft delete table ip6 coil_floating; nft delete table arp coil_floating"
+	losses := []struct {
+		script string
+		kinds  []string // of coil_repairs_total
+	}{
+		{tables, []string{"floating_rules"}},
+		{routes + "nft flush set ip coil_floating ports_ipv4; nft flush chain ip6 coil_floating input", []string{"floating_route", "floating_rules"}},
+		{routes + tables, nil},
+	}
+	var want [][]string
+	var counted []map[string]float64
+	for i, l := range losses {
+		n := s.nodes[i]
+		want, counted = append(want, ofCoil(s.t, n)), append(counted, repairs(s.t, n))
+		if l.kinds == nil {
+			n.Coild.Kill()
+		}
+		rigtest.Sh(s.t, n, l.script)
+	}
+	for i, l := range losses {
+		n := s.nodes[i]
+		if l.kinds == nil {
+			testkit.Check(s.t, n.Start(s.t.Context()))
+		}
+		testkit.Eventually(s.t, 2*healed, "what others have destroyed on "+n.Name+" is back", func() error {
+			if now := ofCoil(s.t, n); !slices.Equal(now, want[i]) {
+				return fmt.Errorf("there is\n%s\nwant\n%s", strings.Join(now, "\n"), strings.Join(want[i], "\n"))
+			}
+			for _, kind := range l.kinds {
+				if now := repairs(s.t, n)[kind]; now <= counted[i][kind] {
+					return fmt.Errorf("%v repairs of %s, as before", now, kind)
+				}
+			}
+			return nil
+		})
+	}
+	s.reached("all is back", s.nodes...)
+}
