@@ -254,7 +254,7 @@ func TestSimulation(t *testing.T) {
 	for part := range uint64(parts) {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
-			for seed := part; seed < uint64(testkit.FloatingForm.Times(2000, 100000)); seed += parts {
+			for seed := part; seed < uint64(testkit.FloatingForm.Times(600, 100000)); seed += parts {
 				if err := history(seed, nil, nil); err != nil {
 					t.Fatalf("history %d: %v:\n%s", seed, err, replay(seed, nil))
 				}
