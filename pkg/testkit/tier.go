@@ -125,17 +125,20 @@ func Within(ctx context.Context, timeout time.Duration, cond func() error) error
 }
 
 // Poll calls cond until it returns nil or ctx ends; the error has the last one of cond then. The pause is least at
-// first, and later a twentieth of the time so far, at most 2 s: each call takes time from those it waits for.
+// first, and later a twentieth of the time so far, at most 2 s: each call takes time from those it waits for. So it is
+// also as long as the call took, up to half a second: some start dozens of programs, which would take a whole processor.
 func Poll(ctx context.Context, least time.Duration, cond func() error) error {
 	for start := time.Now(); ; {
+		called := time.Now()
 		err := cond()
 		if err == nil {
 			return nil
 		}
+		took := time.Since(called)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-time.After(min(max(time.Since(start)/20, least), 2*time.Second)):
+		case <-time.After(min(max(time.Since(start)/20, least, min(took, 500*time.Millisecond)), 2*time.Second)):
 		}
 	}
 }
