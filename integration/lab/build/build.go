@@ -83,9 +83,13 @@ func (b *Builder) Programs(ctx context.Context, names ...string) (Binaries, erro
 	return found, nil
 }
 
-// Own returns the path of a program of this repository, built from the source as it is now.
-// pkg is relative to the module's root, as "integration/lab/machine/labinit". Programs built
-// with different tags are different files.
+// owned has the programs that this process has built from the source of this repository, by directory and name. That
+// source isn't edited while tests run, and to ask the go command whether it was takes half a second of a processor each time.
+var owned sync.Map
+
+// Own returns the path of a program of this repository, built from the source as it is when this
+// process first asks for it. pkg is relative to the module's root, as
+// "integration/lab/machine/labinit". Programs built with different tags are different files.
 func (b *Builder) Own(ctx context.Context, pkg string, tags ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -112,7 +116,7 @@ func (b *Builder) Own(ctx context.Context, pkg string, tags ...string) (string, 
 	}
 	defer unlock()
 	out := filepath.Join(dir, filepath.Base(pkg))
-	if os.Getenv(Built) != "" {
+	if _, known := owned.Load(out); known || os.Getenv(Built) != "" {
 		if _, err := os.Stat(out); err == nil {
 			return out, nil
 		}
@@ -131,9 +135,14 @@ func (b *Builder) Own(ctx context.Context, pkg string, tags ...string) (string, 
 	// A rename leaves processes that still run the old program alone, but an unchanged program
 	// keeps its inode, so that copies and page cache stay shared.
 	if same(tmp, out) {
-		return out, os.Remove(tmp)
+		err = os.Remove(tmp)
+	} else {
+		err = os.Rename(tmp, out)
 	}
-	return out, os.Rename(tmp, out)
+	if err == nil {
+		owned.Store(out, nil)
+	}
+	return out, err
 }
 
 // CacheDir returns the folder that holds everything the lab downloads or builds. It is safe to
@@ -268,14 +277,23 @@ func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// toolchains has the versions that toolchain has found, by the path of the go command.
+var toolchains sync.Map
+
 // toolchain returns the version of the go command, which is part of a cache key.
 func toolchain(ctx context.Context) (string, error) {
-	if _, err := exec.LookPath("go"); err != nil {
+	path, err := exec.LookPath("go")
+	if err != nil {
 		return "", ErrNoGo
+	}
+	if v, ok := toolchains.Load(path); ok {
+		return v.(string), nil
 	}
 	out, err := exec.CommandContext(ctx, "go", "env", "GOVERSION").Output()
 	if err != nil {
 		return "", fmt.Errorf("go env GOVERSION: %w", err)
 	}
-	return strings.TrimSpace(string(out)), nil
+	version := strings.TrimSpace(string(out))
+	toolchains.Store(path, version)
+	return version, nil
 }
