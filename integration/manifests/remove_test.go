@@ -38,7 +38,7 @@ func TestRemove(t *testing.T) {
 	}
 	down() // what a killed run left
 	t.Cleanup(down)
-	opts := cluster.Options{Name: removedCluster, Nodes: 2, Log: t.Output()}
+	opts := cluster.Options{Name: removedCluster, Nodes: 2, Log: t.Output(), Kustomize: []string{"testdata/hasty"}}
 	if err := opts.AddCoil(ctx); err != nil {
 		t.Fatal(err)
 	}
