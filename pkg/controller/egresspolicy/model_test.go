@@ -24,6 +24,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/policy"
+	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
@@ -160,7 +161,7 @@ type history struct {
 // pods that a plain reading of the policies selects.
 func TestRandomHistories(t *testing.T) {
 	var seen sums
-	for seed := range uint64(20) {
+	for seed := range uint64(testkit.EgressForm.Times(14, 60)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := &history{newScene(t), rand.New(rand.NewPCG(seed, 1))}

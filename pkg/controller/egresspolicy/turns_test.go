@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/plan/policy"
+	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
@@ -344,7 +345,7 @@ func TestAnnotationsComeFirst(t *testing.T) {
 // The same for any policies, as far as an order is right for all destinations, and pods that come and change.
 func TestAnyPodsChangeInTurn(t *testing.T) {
 	ranges := [][]string{nil, {"203.0.113.0/24"}, {"203.0.113.9/32"}}
-	for seed := range uint64(20) {
+	for seed := range uint64(testkit.EgressForm.Times(14, 60)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			inScene(t, func(t *testing.T, sc *scene) {
 				r := rand.New(rand.NewPCG(seed, 3))
