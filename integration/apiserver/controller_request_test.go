@@ -271,7 +271,7 @@ var errKilled = errors.New("killed")
 // The program dies between the two writes of an answer, again and again: 200 times in the
 // long form, which the environment variable COIL_CRASH=long asks for.
 func TestControllerKilledBetweenBlockAndStatus(t *testing.T) {
-	kills := testkit.CrashForm.Times(20, 200)
+	kills := testkit.CrashForm.Times(10, 200)
 	c := ipamCluster(t)
 	c.pool(t, "default", 0, v4("10.7.0.0/21"))
 	n := c.node(t, "node")

@@ -72,6 +72,8 @@ func TestExamplesAreValid(t *testing.T) {
 	testkit.Check(t, installCRDs(t.Context(), api.RESTConfig(), readCRDs))
 	core := testkit.Must(kubernetes.NewForConfig(api.RESTConfig()))(t)
 	seen := map[string]int{}
+	dir, pages := t.TempDir(), ""
+	args := []string{"create", "--dry-run=server", "--validate=strict"}
 	for i, e := range examples(t) {
 		if !strings.HasPrefix(e.APIVersion, "coil.cybozu.com/") && e.Kind != "Service" {
 			continue
@@ -83,11 +85,15 @@ func TestExamplesAreValid(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		file := filepath.Join(t.TempDir(), fmt.Sprint(i, ".yaml"))
+		file := filepath.Join(dir, fmt.Sprint(i, ".yaml"))
 		testkit.Check(t, os.WriteFile(file, []byte(e.text), 0o644))
-		if out, err := api.Kubectl(t.Context(), "create", "--dry-run=server", "--validate=strict", "-f", file); err != nil {
-			t.Errorf("%s: %v: %s\n%s", e.page, err, out, e.text)
-		}
+		args = append(args, "--filename="+file)
+		pages += fmt.Sprintf("%s is of %s:\n%s\n", file, e.page, e.text)
+	}
+	// One kubectl for all of them reads the schemas once, and goes on after a file with an error.
+	out, err := api.Kubectl(t.Context(), args...)
+	if n := strings.Count(string(out), "created (server dry run)"); err != nil || n != len(args)-3 {
+		t.Errorf("%d of %d examples are accepted: %v\n%s", n, len(args)-3, err, pages)
 	}
 	for _, kind := range []string{"AddressPool", "Egress", "EgressPolicy", "EgressClusterPolicy", "Service"} {
 		if seen[kind] == 0 {
