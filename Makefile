@@ -103,9 +103,10 @@ test-cluster: ## Run the tests that start clusters, as root
 	$(GOTEST) -tiers=cluster $(ARGS)
 
 .PHONY: test-crash
-test-crash: ## Kill coild 500 times and its controller 200 times, damage record and disk, as root; some 20 minutes
+test-crash: ## Kill coild 500 times, its controller 200 times and starts of clusters, damage record and disk, as root; some 25 minutes
 	COIL_CRASH=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/crash/ ./pkg/store/sqlite/
 	$(if $(ARGS),,COIL_CRASH=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestControllerKilled' ./integration/apiserver/)
+	$(if $(ARGS),,COIL_CRASH=long $(GOTEST) -tiers=cluster -no-skips -run='^(TestDownAfterKill|TestManyPods)$$' ./integration/lab/cluster/ ./integration/cluster/)
 
 .PHONY: test-routes
 test-routes: ## Run BIRD and FRR, addresses that are announced to neighbours, neighbours that delete, chained plugins and the cleanup, as root; some 15 minutes
@@ -115,7 +116,7 @@ test-routes: ## Run BIRD and FRR, addresses that are announced to neighbours, ne
 test-egress: ## Run NAT routers with kernels that have FoU, each case often, as root
 	COIL_EGRESS=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/egress/... ./integration/lab/vm/
 	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestEgress' ./integration/apiserver/)
-	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=netns -no-skips -run='^(TestClientChangesClosed|TestDirectNewFlowsStay)$$' ./pkg/kernel/nft/ ./pkg/clientnet/)
+	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=netns -no-skips -run='^(TestClientChangesClosed|TestDirectNewFlowsStay|TestRandomHistories|TestAnyPodsChangeInTurn)$$' ./pkg/kernel/nft/ ./pkg/clientnet/ ./pkg/controller/egresspolicy/)
 
 .PHONY: test-migrate
 test-migrate: ## Move a cluster from Coil v1, killed at each step; take one from the version before and back, in each order; as root
