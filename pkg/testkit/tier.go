@@ -126,7 +126,7 @@ func Within(ctx context.Context, timeout time.Duration, cond func() error) error
 
 // Poll calls cond until it returns nil or ctx ends; the error has the last one of cond then. The pause is least at
 // first, and later a twentieth of the time so far, at most 2 s: each call takes time from those it waits for. So it is
-// also as long as the call took, up to half a second: some start dozens of programs, which would take a whole processor.
+// also as long as the call took, up to a tenth of a second: some start dozens of programs, which would take a whole processor.
 func Poll(ctx context.Context, least time.Duration, cond func() error) error {
 	for start := time.Now(); ; {
 		called := time.Now()
@@ -138,7 +138,7 @@ func Poll(ctx context.Context, least time.Duration, cond func() error) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-time.After(min(max(time.Since(start)/20, least, min(took, 500*time.Millisecond)), 2*time.Second)):
+		case <-time.After(min(max(time.Since(start)/20, least, min(took, 100*time.Millisecond)), 2*time.Second)):
 		}
 	}
 }
