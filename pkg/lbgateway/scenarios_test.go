@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/keepalived"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
@@ -29,10 +30,10 @@ func (sc *scene) says(when, reason, text string) {
 // Scenario 20: what keepalived doesn't do is told, and tried again. keepalived goes on as before, and so does the kernel, which gets new endpoints all the same.
 func TestScenario20KeepalivedFails(t *testing.T) {
 	sc, d := newElectedScene(t)
-	var fails atomic.Bool
+	var fails atomic.Pointer[error]
 	d.takes = func() (time.Duration, error) {
-		if fails.Load() {
-			return 0, errors.New("keepalived refuses the configuration: no")
+		if err := fails.Load(); err != nil {
+			return 0, *err
 		}
 		return 0, nil
 	}
@@ -40,7 +41,7 @@ func TestScenario20KeepalivedFails(t *testing.T) {
 	sc.endpoints("a", 0, "10.1.0.1")
 	sc.block(1, "a", "")
 	sc.has(d, "at first", 1)
-	fails.Store(true)
+	fails.Store(new(errors.New("keepalived refuses the configuration: no")))
 	sc.block(2, "a", "")
 	sc.says("while keepalived refuses", v2.ReasonVRRPFailed, "keepalived refuses the configuration: no")
 	if has := addressesOf(d.is); len(has) != 2 {
@@ -48,7 +49,12 @@ func TestScenario20KeepalivedFails(t *testing.T) {
 	}
 	sc.endpoints("a", 0, "10.1.0.9")
 	sc.settled("with another endpoint, while keepalived refuses")
-	fails.Store(false)
+	fails.Store(new(fmt.Errorf("the configuration is in place: %w", keepalived.ErrNotRunning)))
+	sc.says("without keepalived", v2.ReasonVRRPFailed, "the configuration is in place: keepalived isn't running")
+	if message := sc.own().Status.Conditions[0].Message; strings.Count(message, "start it") != 1 {
+		t.Errorf("what to do isn't told once: %q", message)
+	}
+	fails.Store(nil)
 	sc.has(d, "when it takes it", 1, 2)
 	sc.says("when it takes it", v2.ReasonAllServed, "")
 }

@@ -150,9 +150,7 @@ func (g *Gateway) elect(ctx context.Context, _ struct{}) error {
 	case err != nil:
 	case v.applied != nil && reflect.DeepEqual(*v.applied, want), len(want.Instances) == 0 && !g.cfg.VRRP.Used():
 	default:
-		if err = g.cfg.VRRP.Apply(ctx, want); errors.Is(err, keepalived.ErrNotRunning) {
-			err = fmt.Errorf("%w: start it (systemctl start keepalived)", err)
-		}
+		err = g.cfg.VRRP.Apply(ctx, want)
 		problem = errors.Join(problem, err)
 	}
 	g.mu.Lock()
