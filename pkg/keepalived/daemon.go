@@ -96,6 +96,17 @@ func (d *Daemon) Apply(ctx context.Context, c Config) error {
 	return change.Commit(ctx)
 }
 
+// Remove takes Coil's file away, after keepalived has given up what that says. keepalived needn't run.
+func (d *Daemon) Remove(ctx context.Context) error {
+	if err := d.Apply(ctx, Config{}); err != nil && !errors.Is(err, ErrNotRunning) {
+		return err
+	}
+	if err := os.Remove(d.o.Fragment); err != nil {
+		return err
+	}
+	return d.forgetFormer() // it is there if keepalived doesn't run
+}
+
 // Prepare has keepalived check a configuration, and changes nothing that keepalived or a person would see. An error that is
 // a RefusedError has what keepalived says.
 func (d *Daemon) Prepare(ctx context.Context, c Config) (*Change, error) {

@@ -66,6 +66,25 @@ func TestNotRunning(t *testing.T) {
 	}
 }
 
+// Nothing is left of what is removed, whether there is a daemon or not.
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	for name, runs := range map[string]bool{"with a daemon": true, "without one": false} {
+		_, g, i := alone(t)
+		if !runs {
+			g.stop(t)
+			i.Addresses = some4(5)
+			if err := g.Apply(t.Context(), Config{[]Instance{i}}); !errors.Is(err, ErrNotRunning) {
+				t.Errorf("%s: error is %v", name, err)
+			}
+		}
+		testkit.Check(t, g.Remove(t.Context()))
+		if left := g.files(t); len(left) > 0 || g.Used() {
+			t.Errorf("%s: files are %q", name, left)
+		}
+	}
+}
+
 // A process that has the pid of a keepalived that is dead gets no signal.
 func TestStalePID(t *testing.T) {
 	g := newGateway(t, 1)

@@ -108,10 +108,7 @@ func (o *Options) settings() *sysctl.Record {
 // cleanup takes back what the program has done. Addresses go before the table, which guards them.
 func cleanup(ctx context.Context, o *Options, table *nft.Table) error {
 	if daemon := keepalived.New(o.Keepalived); daemon.Used() {
-		if err := daemon.Apply(ctx, keepalived.Config{}); err != nil && !errors.Is(err, keepalived.ErrNotRunning) {
-			return err
-		}
-		if err := os.Remove(o.Keepalived.Fragment); err != nil {
+		if err := daemon.Remove(ctx); err != nil {
 			return err
 		}
 	}
