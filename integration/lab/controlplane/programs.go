@@ -139,6 +139,9 @@ func (c Config) ControllerManagerArgs(extra ...string) []string {
 		"--authorization-kubeconfig=" + c.path(controllerConfig),
 		"--root-ca-file=" + c.path(pki.CACertFile),
 		"--service-account-private-key-file=" + c.path(pki.ServiceAccountFile),
+		// It signs CertificateSigningRequests that are approved, such as those of gateways.
+		"--cluster-signing-cert-file=" + c.path(pki.CACertFile),
+		"--cluster-signing-key-file=" + c.path(pki.CAKeyFile),
 		"--service-cluster-ip-range=" + joinPrefixes(c.ServiceCIDRs),
 		"--use-service-account-credentials",
 		"--allocate-node-cidrs=false",

@@ -28,7 +28,7 @@ const lifetime = 365 * 24 * time.Hour
 // Names of the files in an Authority's directory.
 const (
 	CACertFile         = "ca.crt"
-	caKeyFile          = "ca.key"
+	CAKeyFile          = "ca.key"
 	ServiceAccountFile = "sa.key" // the private key of ServiceAccount tokens; it verifies them too
 )
 
@@ -95,7 +95,7 @@ func (a *Authority) create() error {
 		return err
 	}
 	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	if err := writeKey(a.Path(caKeyFile), a.key); err != nil {
+	if err := writeKey(a.Path(CAKeyFile), a.key); err != nil {
 		return err
 	}
 	// The certificate comes last: its presence says that the directory is complete.
@@ -114,15 +114,15 @@ func (a *Authority) load() error {
 	if a.cert, err = x509.ParseCertificate(block.Bytes); err != nil {
 		return fmt.Errorf("read %s: %w", a.Path(CACertFile), err)
 	}
-	b, err := os.ReadFile(a.Path(caKeyFile))
+	b, err := os.ReadFile(a.Path(CAKeyFile))
 	if err != nil {
 		return err
 	}
 	if block, _ = pem.Decode(b); block == nil {
-		return fmt.Errorf("read %s: not PEM", a.Path(caKeyFile))
+		return fmt.Errorf("read %s: not PEM", a.Path(CAKeyFile))
 	}
 	if a.key, err = x509.ParseECPrivateKey(block.Bytes); err != nil {
-		return fmt.Errorf("read %s: %w", a.Path(caKeyFile), err)
+		return fmt.Errorf("read %s: %w", a.Path(CAKeyFile), err)
 	}
 	return nil
 }
