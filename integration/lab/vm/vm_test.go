@@ -97,6 +97,7 @@ func TestOptions(t *testing.T) {
 	for name, o := range map[string]Options{
 		"no command":           {},
 		"unknown acceleration": {Args: []string{"true"}, Accel: "xen"},
+		"counted by 6.1":       {Args: []string{"true"}, Counted: true},
 	} {
 		if err := o.defaults(); err == nil {
 			t.Errorf("%s: accepted", name)
@@ -147,6 +148,7 @@ func TestRun(t *testing.T) {
 		})
 	}
 	if testkit.EgressForm.Long() {
+		t.Run("counted", testCounted)
 		t.Run("code that changes", testCodeThatChanges)
 	}
 	t.Run("a fault of the kernel ends the machine", func(t *testing.T) {
@@ -170,6 +172,15 @@ func TestRun(t *testing.T) {
 			t.Errorf("error is %v, want the context's", err)
 		}
 	})
+}
+
+// A machine whose clock counts instructions, as integration/bench/egress has it, waits for nothing.
+func testCounted(t *testing.T) {
+	start := time.Now()
+	err := Run(t.Context(), Options{Kernel: "6.12", Accel: TCG, Counted: true, Args: []string{"sleep", "300"}, Log: t.Output()})
+	if took := time.Since(start); err != nil || took > 200*time.Second {
+		t.Errorf("300 s of the machine, in which nothing is done, took %s: %v", took, err)
+	}
 }
 
 // The scheduler's statistics are a jump label that each switch of tasks runs over.
