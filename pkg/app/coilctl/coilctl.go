@@ -1,0 +1,92 @@
+// Package coilctl composes coilctl, the operator's command.
+//
+// It owns commands, flags, and what is printed. It must not decide what is right or wrong in a cluster.
+package coilctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/generated/clientset/versioned"
+	"github.com/coil-net/coil/pkg/app/program"
+)
+
+// userAgent names the program to the API server.
+const userAgent = "coilctl"
+
+// tool is what all commands share.
+type tool struct {
+	genericiooptions.IOStreams
+	flags  *genericclioptions.ConfigFlags
+	format string
+	colour string
+}
+
+// Main runs the command that args ask for, the first of which is the program's own path. It returns the exit code of the process: 0, or 1 after an error, which it
+// has printed.
+func Main(args []string, in io.Reader, out, errOut io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	klog.SetOutput(errOut)
+	c := newCommand(args[0], genericiooptions.IOStreams{In: in, Out: out, ErrOut: errOut})
+	c.SetArgs(args[1:])
+	if err := c.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(errOut, "error:", err)
+		return 1
+	}
+	return 0
+}
+
+// newCommand returns the command of a program that was started by this path.
+func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command {
+	t := &tool{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true)}
+	root := &cobra.Command{
+		Use: "coilctl", Short: "Show what Coil does in a cluster", Version: program.Version(),
+		SilenceUsage: true, SilenceErrors: true, DisableAutoGenTag: true,
+	}
+	if strings.HasPrefix(filepath.Base(path), "kubectl-") {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl coil"}
+	}
+	root.SetIn(streams.In)
+	root.SetOut(streams.Out)
+	root.SetErr(streams.ErrOut)
+	t.flags.AddFlags(root.PersistentFlags())
+	root.PersistentFlags().StringVarP(&t.format, "output", "o", formatTable, "format of the output: "+strings.Join(formats, ", "))
+	root.PersistentFlags().StringVar(&t.colour, "color", colourAuto, "colours: auto (on a terminal, unless NO_COLOR is set), always, never")
+	root.PersistentPreRunE = func(*cobra.Command, []string) error { return t.validate() }
+	root.AddCommand(t.pools())
+	return root
+}
+
+// validate says what is wrong with the flags of all commands.
+func (t *tool) validate() error {
+	var errs []error
+	if !oneOf(t.format, formats) {
+		errs = append(errs, fmt.Errorf("--output can't be %q: choose one of %s", t.format, strings.Join(formats, ", ")))
+	}
+	if !oneOf(t.colour, colours) {
+		errs = append(errs, fmt.Errorf("--color can't be %q: choose one of %s", t.colour, strings.Join(colours, ", ")))
+	}
+	return errors.Join(errs...)
+}
+
+// coil returns a client of Coil's API.
+func (t *tool) coil() (versioned.Interface, error) {
+	cfg, err := t.flags.ToRESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	cfg.UserAgent = userAgent
+	return versioned.NewForConfig(cfg)
+}
