@@ -1,0 +1,212 @@
+// Package health says what is wrong in a cluster, from what its objects tell.
+//
+// It owns which condition of which kind is bad news, and how long an object may wait before that is. It must not know where objects come from, nor how findings are shown.
+package health
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+)
+
+// Patience is for how long an object may be on its way, such as one that is deleted, before that is a finding.
+const Patience = time.Minute
+
+// Finding is something that is wrong.
+type Finding struct {
+	// Kind, Namespace and Name are those of the object.
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+	// Reason is that of the condition, in CamelCase.
+	Reason string `json:"reason"`
+	// Message says what is wrong and, if that is known, what to do.
+	Message string `json:"message"`
+	// Since is when it began, zero if that isn't known.
+	Since metav1.Time `json:"since,omitzero"`
+}
+
+// Object is such as "Egress internet/nat".
+func (f Finding) Object() string {
+	if f.Namespace == "" {
+		return f.Kind + " " + f.Name
+	}
+	return f.Kind + " " + f.Namespace + "/" + f.Name
+}
+
+// Facts are the objects of a cluster.
+type Facts struct {
+	Pools           []*v2.AddressPool
+	Blocks          []*v2.AddressBlock
+	Requests        []*v2.BlockRequest
+	Claims          []*v2.AddressClaim
+	Egresses        []*v2.Egress
+	Policies        []*v2.EgressPolicy
+	ClusterPolicies []*v2.EgressClusterPolicy
+	Gateways        []*v2.LoadBalancerGateway
+	// Services may be all of the cluster: those that Coil doesn't serve have no conditions of Coil's.
+	Services []*corev1.Service
+	Nodes    []*corev1.Node
+	// Coilds are the pods of coild.
+	Coilds []*corev1.Pod
+	Now    time.Time
+}
+
+// good says which status of a condition is no finding.
+type good struct {
+	condition string
+	status    metav1.ConditionStatus
+}
+
+// Conditions that are findings with another status than the one here. One that isn't there is none: its controller may be older.
+var (
+	poolConditions = []good{{v2.PoolExhausted, metav1.ConditionFalse}, {v2.PoolOverlapping, metav1.ConditionFalse}, {v2.PoolSuspended, metav1.ConditionFalse},
+		{v2.PoolTerminating, metav1.ConditionFalse}}
+	blockConditions   = []good{{v2.BlockConflicting, metav1.ConditionFalse}, {v2.BlockForwardingBlocked, metav1.ConditionFalse}, {v2.BlockStandbyInStep, metav1.ConditionTrue}}
+	requestConditions = []good{{string(v2.BlockRequestFailed), metav1.ConditionFalse}}
+	claimConditions   = []good{{v2.ClaimReady, metav1.ConditionTrue}, {v2.ClaimProvided, metav1.ConditionTrue}, {v2.ClaimAllowed, metav1.ConditionTrue}}
+	egressConditions  = []good{{v2.EgressAvailable, metav1.ConditionTrue}, {v2.EgressInvalidTemplate, metav1.ConditionFalse}, {v2.EgressConntrackPressure, metav1.ConditionFalse},
+		{v2.EgressPortPressure, metav1.ConditionFalse}, {v2.EgressClientPressure, metav1.ConditionFalse}, {v2.EgressUnstableFlows, metav1.ConditionFalse},
+		{v2.EgressConflicting, metav1.ConditionFalse}, {v2.EgressAddressesReady, metav1.ConditionTrue}}
+	policyConditions  = []good{{v2.PolicyAccepted, metav1.ConditionTrue}, {v2.PolicyConflicting, metav1.ConditionFalse}}
+	gatewayConditions = []good{{v2.GatewayApplied, metav1.ConditionTrue}}
+	serviceConditions = []good{{loadbalancer.ConditionAssigned, metav1.ConditionTrue}, {loadbalancer.ConditionServed, metav1.ConditionTrue},
+		{loadbalancer.ConditionPolicies, metav1.ConditionTrue}}
+)
+
+// Findings returns what is wrong, sorted by kind in the order of Facts, then by name.
+func Findings(f Facts) []Finding {
+	j := judge{now: f.Now}
+	for _, o := range f.Pools {
+		j.object("AddressPool", o, o.Status.Conditions, poolConditions)
+	}
+	for _, o := range f.Blocks {
+		j.object("AddressBlock", o, o.Status.Conditions, blockConditions)
+	}
+	for _, o := range f.Requests {
+		conditions := make([]metav1.Condition, len(o.Status.Conditions))
+		for i, c := range o.Status.Conditions {
+			conditions[i] = metav1.Condition{Type: string(c.Type), Status: metav1.ConditionStatus(c.Status), Reason: c.Reason, Message: c.Message, LastTransitionTime: c.LastTransitionTime}
+		}
+		j.object("BlockRequest", o, conditions, requestConditions)
+		if len(conditions) == 0 && j.late(o.CreationTimestamp) {
+			j.add("BlockRequest", o, "NoAnswer", "No coil-ipam-controller has answered: see that one runs and leads", o.CreationTimestamp)
+		}
+	}
+	for _, o := range f.Claims {
+		j.object("AddressClaim", o, o.Status.Conditions, claimConditions)
+	}
+	for _, o := range f.Egresses {
+		j.object("Egress", o, o.Status.Conditions, egressConditions)
+	}
+	for _, o := range f.Policies {
+		j.object("EgressPolicy", o, o.Status.Conditions, policyConditions)
+	}
+	for _, o := range f.ClusterPolicies {
+		j.object("EgressClusterPolicy", o, o.Status.Conditions, policyConditions)
+	}
+	for _, o := range f.Gateways {
+		j.object("LoadBalancerGateway", o, o.Status.Conditions, gatewayConditions)
+		switch heard := o.Status.LastContact; {
+		case heard.IsZero() && j.late(o.CreationTimestamp):
+			j.add("LoadBalancerGateway", o, "Silent", "coil-lb-agent has never told anything: start it on the machine", o.CreationTimestamp)
+		case !heard.IsZero() && j.late(*heard):
+			j.add("LoadBalancerGateway", o, "Silent", "coil-lb-agent doesn't reach the API server, or doesn't run", *heard)
+		}
+	}
+	for _, o := range f.Services {
+		j.object("Service", o, o.Status.Conditions, serviceConditions)
+	}
+	j.nodes(f.Nodes, f.Coilds)
+	return j.findings
+}
+
+// judge collects findings.
+type judge struct {
+	now      time.Time
+	findings []Finding
+}
+
+// late says whether something that began then has taken longer than it may.
+func (j *judge) late(since metav1.Time) bool { return j.now.Sub(since.Time) > Patience }
+
+func (j *judge) add(kind string, o metav1.Object, reason, message string, since metav1.Time) {
+	j.findings = append(j.findings, Finding{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName(), Reason: reason, Message: message, Since: since})
+}
+
+// object judges an object by its conditions, and by whether it hangs.
+func (j *judge) object(kind string, o metav1.Object, has []metav1.Condition, wants []good) {
+	for _, g := range wants {
+		if c := meta.FindStatusCondition(has, g.condition); c != nil && c.Status != g.status {
+			j.add(kind, o, c.Reason, c.Message, c.LastTransitionTime)
+		}
+	}
+	if at := o.GetDeletionTimestamp(); at != nil && j.late(*at) && kind != "AddressPool" { // a pool has a condition for this
+		j.add(kind, o, "Terminating", "It is deleted, and waits for whoever has set the finalizer "+strings.Join(o.GetFinalizers(), ", "), *at)
+	}
+}
+
+// nodes judges which nodes can start pods.
+func (j *judge) nodes(nodes []*corev1.Node, coilds []*corev1.Pod) {
+	on := map[string][]*corev1.Pod{}
+	for _, p := range coilds {
+		on[p.Spec.NodeName] = append(on[p.Spec.NodeName], p)
+	}
+	for _, n := range nodes {
+		if c := condition(n.Status.Conditions, corev1.NodeReady); c == nil || c.Status != corev1.ConditionTrue {
+			since := n.CreationTimestamp
+			if c != nil {
+				since = c.LastTransitionTime
+			}
+			j.add("Node", n, "NotReady", "kubelet isn't ready, or isn't heard", since)
+			continue // its coild may well not run
+		}
+		pods := on[n.Name]
+		if slices.ContainsFunc(pods, isReady) {
+			continue
+		}
+		slices.SortFunc(pods, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+		switch {
+		case len(pods) == 0 && j.late(n.CreationTimestamp):
+			j.add("Node", n, "NoCoild", "No pod of coild is on the node: its DaemonSet may not tolerate a taint of it", n.CreationTimestamp)
+		case len(pods) > 0 && j.late(pods[0].CreationTimestamp):
+			j.add("Node", n, "CoildNotReady", fmt.Sprintf("coild isn't ready: see the log of pod %s/%s%s", pods[0].Namespace, pods[0].Name, waiting(pods[0])), pods[0].CreationTimestamp)
+		}
+	}
+}
+
+func condition(all []corev1.NodeCondition, kind corev1.NodeConditionType) *corev1.NodeCondition {
+	i := slices.IndexFunc(all, func(c corev1.NodeCondition) bool { return c.Type == kind })
+	if i < 0 {
+		return nil
+	}
+	return &all[i]
+}
+
+func isReady(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+}
+
+// waiting says what kubelet tells of the containers of a pod that don't run.
+func waiting(p *corev1.Pod) string {
+	var all []string
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if c.State.Waiting != nil && c.State.Waiting.Reason != "" {
+			all = append(all, c.Name+" is "+c.State.Waiting.Reason)
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "; " + plan.Enumerate(all)
+}

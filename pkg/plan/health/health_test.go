@@ -1,0 +1,171 @@
+package health_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/health"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+)
+
+var now = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// ago is a time before now.
+func ago(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
+
+func named(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: name, CreationTimestamp: ago(time.Hour)}
+}
+
+func is(kind string, status metav1.ConditionStatus) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: status, Reason: "Because", Message: kind + " is " + string(status), LastTransitionTime: ago(time.Minute)}
+}
+
+// Each condition is a finding with one status, and none with the other.
+func TestConditions(t *testing.T) {
+	kinds := map[string]func(f *health.Facts, conditions ...metav1.Condition){
+		"AddressPool": func(f *health.Facts, c ...metav1.Condition) {
+			f.Pools = append(f.Pools, &v2.AddressPool{ObjectMeta: named("x"), Status: v2.AddressPoolStatus{Conditions: c}})
+		},
+		"AddressBlock": func(f *health.Facts, c ...metav1.Condition) {
+			f.Blocks = append(f.Blocks, &v2.AddressBlock{ObjectMeta: named("x"), Status: v2.AddressBlockStatus{Conditions: c}})
+		},
+		"AddressClaim": func(f *health.Facts, c ...metav1.Condition) {
+			f.Claims = append(f.Claims, &v2.AddressClaim{ObjectMeta: named("x"), Status: v2.AddressClaimStatus{Conditions: c}})
+		},
+		"Egress": func(f *health.Facts, c ...metav1.Condition) {
+			f.Egresses = append(f.Egresses, &v2.Egress{ObjectMeta: named("x"), Status: v2.EgressStatus{Conditions: c}})
+		},
+		"EgressPolicy": func(f *health.Facts, c ...metav1.Condition) {
+			f.Policies = append(f.Policies, &v2.EgressPolicy{ObjectMeta: named("x"), Status: v2.EgressPolicyStatus{Conditions: c}})
+		},
+		"EgressClusterPolicy": func(f *health.Facts, c ...metav1.Condition) {
+			f.ClusterPolicies = append(f.ClusterPolicies, &v2.EgressClusterPolicy{ObjectMeta: named("x"), Status: v2.EgressPolicyStatus{Conditions: c}})
+		},
+		"LoadBalancerGateway": func(f *health.Facts, c ...metav1.Condition) {
+			heard := ago(time.Second)
+			f.Gateways = append(f.Gateways, &v2.LoadBalancerGateway{ObjectMeta: named("x"), Status: v2.LoadBalancerGatewayStatus{Conditions: c, LastContact: &heard}})
+		},
+		"Service": func(f *health.Facts, c ...metav1.Condition) {
+			f.Services = append(f.Services, &corev1.Service{ObjectMeta: named("x"), Status: corev1.ServiceStatus{Conditions: c}})
+		},
+	}
+	for _, c := range []struct {
+		kind, condition string
+		bad             metav1.ConditionStatus
+	}{
+		{"AddressPool", v2.PoolExhausted, metav1.ConditionTrue}, {"AddressPool", v2.PoolOverlapping, metav1.ConditionTrue},
+		{"AddressPool", v2.PoolSuspended, metav1.ConditionTrue}, {"AddressPool", v2.PoolTerminating, metav1.ConditionTrue},
+		{"AddressBlock", v2.BlockConflicting, metav1.ConditionTrue}, {"AddressBlock", v2.BlockForwardingBlocked, metav1.ConditionTrue},
+		{"AddressBlock", v2.BlockStandbyInStep, metav1.ConditionFalse},
+		{"AddressClaim", v2.ClaimReady, metav1.ConditionFalse}, {"AddressClaim", v2.ClaimProvided, metav1.ConditionFalse}, {"AddressClaim", v2.ClaimAllowed, metav1.ConditionFalse},
+		{"Egress", v2.EgressAvailable, metav1.ConditionFalse}, {"Egress", v2.EgressInvalidTemplate, metav1.ConditionTrue}, {"Egress", v2.EgressConntrackPressure, metav1.ConditionTrue},
+		{"Egress", v2.EgressPortPressure, metav1.ConditionTrue}, {"Egress", v2.EgressClientPressure, metav1.ConditionTrue}, {"Egress", v2.EgressUnstableFlows, metav1.ConditionTrue},
+		{"Egress", v2.EgressConflicting, metav1.ConditionTrue}, {"Egress", v2.EgressAddressesReady, metav1.ConditionFalse},
+		{"EgressPolicy", v2.PolicyAccepted, metav1.ConditionFalse}, {"EgressPolicy", v2.PolicyConflicting, metav1.ConditionTrue},
+		{"EgressClusterPolicy", v2.PolicyAccepted, metav1.ConditionFalse}, {"EgressClusterPolicy", v2.PolicyConflicting, metav1.ConditionTrue},
+		{"LoadBalancerGateway", v2.GatewayApplied, metav1.ConditionFalse},
+		{"Service", loadbalancer.ConditionAssigned, metav1.ConditionFalse}, {"Service", loadbalancer.ConditionServed, metav1.ConditionFalse},
+		{"Service", loadbalancer.ConditionPolicies, metav1.ConditionFalse},
+	} {
+		t.Run(c.kind+"/"+c.condition, func(t *testing.T) {
+			for status, want := range map[metav1.ConditionStatus]bool{metav1.ConditionTrue: c.bad == metav1.ConditionTrue, metav1.ConditionFalse: c.bad == metav1.ConditionFalse, metav1.ConditionUnknown: true} {
+				f := health.Facts{Now: now}
+				kinds[c.kind](&f, is(c.condition, status), is("example.org/Other", metav1.ConditionTrue), is("example.org/Another", metav1.ConditionFalse))
+				kinds[c.kind](&f)
+				var wanted []health.Finding
+				if want {
+					wanted = []health.Finding{{Kind: c.kind, Name: "x", Reason: "Because", Message: c.condition + " is " + string(status), Since: ago(time.Minute)}}
+				}
+				if diff := cmp.Diff(wanted, health.Findings(f)); diff != "" {
+					t.Errorf("%s: %s", status, diff)
+				}
+			}
+		})
+	}
+}
+
+// What takes longer than a minute is a finding: deletions, requests without an answer, machines that say nothing.
+func TestLate(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		since := ago(time.Second)
+		if late {
+			since = ago(2 * time.Minute)
+		}
+		going := named("going")
+		going.DeletionTimestamp, going.Finalizers = &since, []string{"coil.cybozu.com/node"}
+		fresh := named("fresh")
+		fresh.CreationTimestamp = since
+		node := &corev1.Node{ObjectMeta: fresh}
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		f := health.Facts{
+			Blocks: []*v2.AddressBlock{{ObjectMeta: going}}, Requests: []*v2.BlockRequest{{ObjectMeta: fresh}},
+			Gateways: []*v2.LoadBalancerGateway{{ObjectMeta: fresh}, {ObjectMeta: named("old"), Status: v2.LoadBalancerGatewayStatus{LastContact: &since}}},
+			Nodes:    []*corev1.Node{node}, Now: now,
+		}
+		var want []string
+		if late {
+			want = []string{
+				"AddressBlock going: Terminating", "BlockRequest fresh: NoAnswer", "LoadBalancerGateway fresh: Silent", "LoadBalancerGateway old: Silent", "Node fresh: NoCoild",
+			}
+		}
+		if diff := cmp.Diff(want, brief(health.Findings(f))); diff != "" {
+			t.Errorf("late %t: %s", late, diff)
+		}
+	}
+}
+
+// brief is each finding in a line.
+func brief(all []health.Finding) (lines []string) {
+	for _, f := range all {
+		lines = append(lines, fmt.Sprintf("%s: %s", f.Object(), f.Reason))
+	}
+	return lines
+}
+
+// A node can't start pods if it, or its coild, isn't ready.
+func TestNodes(t *testing.T) {
+	node := func(name string, ready corev1.ConditionStatus) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: named(name)}
+		if ready != "" {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
+		}
+		return n
+	}
+	coild := func(node string, ready bool, reason string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: named("coild-" + node)}
+		p.Namespace, p.Spec.NodeName = "kube-system", node
+		if ready {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		}
+		if reason != "" {
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "coild", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}}
+		}
+		return p
+	}
+	got := health.Findings(health.Facts{
+		Nodes: []*corev1.Node{
+			node("fine", corev1.ConditionTrue), node("updating", corev1.ConditionTrue), node("without", corev1.ConditionTrue), node("crashing", corev1.ConditionTrue),
+			node("away", corev1.ConditionUnknown), node("new", ""),
+		},
+		Coilds: []*corev1.Pod{
+			coild("fine", true, ""), coild("updating", false, ""), coild("updating", true, ""), coild("crashing", false, "CrashLoopBackOff"), coild("away", false, ""),
+		},
+		Now: now,
+	})
+	want := []health.Finding{
+		{Kind: "Node", Name: "without", Reason: "NoCoild", Message: "No pod of coild is on the node: its DaemonSet may not tolerate a taint of it", Since: ago(time.Hour)},
+		{Kind: "Node", Name: "crashing", Reason: "CoildNotReady", Message: "coild isn't ready: see the log of pod kube-system/coild-crashing; coild is CrashLoopBackOff", Since: ago(time.Hour)},
+		{Kind: "Node", Name: "away", Reason: "NotReady", Message: "kubelet isn't ready, or isn't heard"},
+		{Kind: "Node", Name: "new", Reason: "NotReady", Message: "kubelet isn't ready, or isn't heard", Since: ago(time.Hour)},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
