@@ -14,8 +14,11 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
@@ -65,7 +68,7 @@ func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command 
 	root.PersistentFlags().StringVarP(&t.format, "output", "o", formatTable, "format of the output: "+strings.Join(formats, ", "))
 	root.PersistentFlags().StringVar(&t.colour, "color", colourAuto, "colours: auto (on a terminal, unless NO_COLOR is set), always, never")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return t.validate() }
-	root.AddCommand(t.pools())
+	root.AddCommand(t.pools(), t.status())
 	return root
 }
 
@@ -81,12 +84,31 @@ func (t *tool) validate() error {
 	return errors.Join(errs...)
 }
 
-// coil returns a client of Coil's API.
-func (t *tool) coil() (versioned.Interface, error) {
+// config is that of clients.
+func (t *tool) config() (*rest.Config, error) {
 	cfg, err := t.flags.ToRESTConfig()
 	if err != nil {
 		return nil, err
 	}
 	cfg.UserAgent = userAgent
+	return cfg, nil
+}
+
+// coil returns a client of Coil's API.
+func (t *tool) coil() (versioned.Interface, error) {
+	cfg, err := t.config()
+	if err != nil {
+		return nil, err
+	}
 	return versioned.NewForConfig(cfg)
+}
+
+// core returns a client of Kubernetes' own API.
+func (t *tool) core() (kubernetes.Interface, error) {
+	cfg, err := t.config()
+	if err != nil {
+		return nil, err
+	}
+	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	return kubernetes.NewForConfig(cfg)
 }
