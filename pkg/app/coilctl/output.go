@@ -59,9 +59,18 @@ func (t *tool) print(value any, header []string, rows [][]string) error {
 		_, err = t.Out.Write(text)
 		return err
 	}
-	w := tabwriter.NewWriter(t.Out, 0, 0, 3, ' ', 0)
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	for _, row := range append([][]string{header}, rows...) {
 		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(b.String()) { // an empty cell at the end leaves blanks
+		if _, err := fmt.Fprintln(t.Out, strings.TrimRight(line, " \n")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
