@@ -9,7 +9,7 @@ RUN go mod download
 COPY . .
 RUN CGO_ENABLED=0 go build -tags=grpcnotrace -trimpath -buildvcs=auto -o /out/ \
     -ldflags="-s -w -X=github.com/coil-net/coil/pkg/app/program.version=$VERSION -X=github.com/coil-net/coil/pkg/app/coil.version=$VERSION" \
-    $(go list ./cmd/... | grep -v -e /coil-controllers$ -e /coil-routers$ -e /coil-migrator$)
+    $(go list ./cmd/... | grep -v -e /coil-controllers$ -e /coil-routers$ -e /coil-migrator$ -e /coilctl$)
 
 FROM scratch
 COPY --from=build /out/ /

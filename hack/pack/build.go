@@ -18,7 +18,7 @@ import (
 
 // Tools are the programs in cmd/ that admins run on their own machines: the image doesn't have them, and releases have
 // each as a file for each of ToolSystems.
-var Tools = []string{"coil-migrator"}
+var Tools = []string{"coil-migrator", "coilctl"}
 
 // Machines are the programs in cmd/ that also run on machines outside of clusters, under systemd: releases have each as a file for each architecture, too.
 var Machines = []string{"coil-lb-agent", "coil-lb-controller"}

@@ -100,9 +100,9 @@ func checkFiles(t *testing.T, outs [2]string, archs []string) {
 	want := []string{"SHA256SUMS", "coil-cleanup.yaml", "coil-crds.yaml", "coil-egress-only-with-addresses.yaml", "coil-egress-only.yaml", "coil-ipam-only-with-router.yaml",
 		"coil-ipam-only.yaml", "coil-lb-agent.service", "coil-lb-controller.service", "coil-with-gateways.yaml", "coil-with-router.yaml", "coil-with-services.yaml", "coil.yaml"}
 	for _, arch := range archs {
-		want = append(want, "coil-image-"+arch+".tar", "coil-sbom-"+arch+".cdx.json", "coil-lb-agent-linux-"+arch, "coil-lb-controller-linux-"+arch, "coil-migrator-linux-"+arch)
+		want = append(want, "coil-image-"+arch+".tar", "coil-sbom-"+arch+".cdx.json", "coil-lb-agent-linux-"+arch, "coil-lb-controller-linux-"+arch, "coil-migrator-linux-"+arch, "coilctl-linux-"+arch)
 		if arch == "arm64" {
-			want = append(want, "coil-migrator-darwin-arm64")
+			want = append(want, "coil-migrator-darwin-arm64", "coilctl-darwin-arm64")
 		}
 	}
 	slices.Sort(want)

@@ -155,6 +155,7 @@ var links = []struct {
 	// They run without rights on their node.
 	{"cmd/coil-ipam-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"cmd/coil-migrator", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
+	{"cmd/coilctl", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"cmd/coil-egress-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"cmd/coil-lb-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"pkg/controller/", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},

@@ -61,6 +61,7 @@ func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command 
 	if strings.HasPrefix(filepath.Base(path), "kubectl-") {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl coil"}
 	}
+	root.SetVersionTemplate(root.Name() + " {{.Version}}\n") // as all programs of Coil print it
 	root.SetIn(streams.In)
 	root.SetOut(streams.Out)
 	root.SetErr(streams.ErrOut)
