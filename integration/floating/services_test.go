@@ -299,6 +299,15 @@ func (s *served) reached(when string, by ...*rig.Node) {
 	})
 }
 
+// ready says that the nodes are ready, as their kubelets do. Without that they have addresses of Services only as long as no other test's node is ready.
+func (s *served) ready() {
+	s.t.Helper()
+	for _, n := range s.nodes {
+		const ready = `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady","message":"","lastHeartbeatTime":null,"lastTransitionTime":null}]}}`
+		testkit.Must(s.Core.CoreV1().Nodes().Patch(s.t.Context(), n.Name, types.StrategicMergePatchType, []byte(ready), metav1.PatchOptions{}, "status"))(s.t)
+	}
+}
+
 // patch changes the Service.
 func (s *served) patch(patch string) {
 	s.t.Helper()
@@ -309,10 +318,7 @@ func (s *served) patch(patch string) {
 // all that are ready and not excluded. They go on while coild is away, and what others destroy of it comes back. An address that is announced to neighbours is at one node.
 func TestServiceByRoutes(t *testing.T) {
 	s, ctx := newServed(t, "routed", v2.AnnounceRoute), t.Context()
-	for _, n := range s.nodes {
-		const ready = `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady","message":"","lastHeartbeatTime":null,"lastTransitionTime":null}]}}`
-		testkit.Must(s.Core.CoreV1().Nodes().Patch(ctx, n.Name, types.StrategicMergePatchType, []byte(ready), metav1.PatchOptions{}, "status"))(t)
-	}
+	s.ready()
 	s.serve("web", s.ports[0])
 	s.reached("nodes with endpoints answer", s.nodes...)
 	endpoints := s.Core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault)

@@ -52,6 +52,7 @@ func TestBlockedBesideHolder(t *testing.T) {
 	t.Parallel()
 	const pool = "unproxied"
 	s, ctx := newServed(t, pool, v2.AnnounceRoute), t.Context()
+	s.ready()
 	s.serve("web", s.ports[0])
 	s.reached("nodes with endpoints answer", s.nodes...)
 	holding := s.block(pool).Floating.Holding
