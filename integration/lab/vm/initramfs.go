@@ -21,8 +21,11 @@ import (
 // no file of it.
 var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"}
 
-// writeInitramfs writes an archive with vminit and the boot modules.
-func writeInitramfs(ctx context.Context, out, vminit string, k kernel) error {
+// diskModules are further ones for a machine with a disk. ext4 asks for crc32c by the name of the algorithm, not as what it depends on.
+var diskModules = []string{"virtio_blk", "crc32c_generic", "ext4"}
+
+// writeInitramfs writes an archive with vminit and modules.
+func writeInitramfs(ctx context.Context, out, vminit string, k kernel, modules []string) error {
 	program, err := os.ReadFile(vminit)
 	if err != nil {
 		return err
@@ -32,7 +35,7 @@ func writeInitramfs(ctx context.Context, out, vminit string, k kernel) error {
 	if err != nil {
 		return err
 	}
-	order, err := loadOrder(dep, bootModules)
+	order, err := loadOrder(dep, modules)
 	if err != nil {
 		return fmt.Errorf("read %s/modules.dep: %w", base, err)
 	}

@@ -92,6 +92,12 @@ type Options struct {
 	// else on the host changes what it measures. It is slower then, and a kernel 6.1 doesn't
 	// boot.
 	Counted bool
+	// Init is a program that becomes PID 1, such as systemd, with its arguments. The command runs beside it. When the command
+	// ends, the machine loses its power: nothing is stopped, and what wasn't written to the disk is lost.
+	Init []string
+	// Disk is a file with a file system of type ext4, for changes: the next machine with that file has them. Default: a
+	// tmpfs takes them.
+	Disk string
 
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -175,7 +181,11 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer dir.Remove()
-	if err := writeInitramfs(ctx, dir.Path("initramfs"), vminit, k); err != nil {
+	modules := bootModules
+	if o.Disk != "" {
+		modules = slices.Concat(modules, diskModules)
+	}
+	if err := writeInitramfs(ctx, dir.Path("initramfs"), vminit, k, modules); err != nil {
 		return err
 	}
 	accels, err := accelerations(o.Accel)
@@ -318,7 +328,7 @@ func (m *machine) talk(conns map[string]net.Conn, qemu *proc.Process) (protocol.
 	in := json.NewDecoder(control)
 	if err := in.Decode(&up); err != nil {
 		return exit, fmt.Errorf("boot %s with %s: %w (%w); the end of its console:\n%s",
-			m.kernel.release, m.accel, errNoBoot, err, proc.Tail(m.console(), consoleLines))
+			m.kernel.release, m.accel, errNoBoot, err, proc.Tail(m.console(), consoleLines)+proc.Tail(m.dir.Path("qemu.log"), 5))
 	}
 	if err := control.SetReadDeadline(time.Time{}); err != nil {
 		return exit, err
@@ -348,7 +358,7 @@ func (m *machine) talk(conns map[string]net.Conn, qemu *proc.Process) (protocol.
 }
 
 func (m *machine) spec() protocol.Spec {
-	s := protocol.Spec{Args: m.Args, Env: m.Env, Dir: m.Dir, Modules: m.kernel.modules}
+	s := protocol.Spec{Args: m.Args, Env: m.Env, Dir: m.Dir, Modules: m.kernel.modules, Init: m.Init, Disk: m.Disk != ""}
 	if m.accel == TCG {
 		s.Env = emulated(s.Env)
 	}
@@ -391,6 +401,10 @@ func (m *machine) qemuArgs() []string {
 	}
 	if m.Network {
 		args = append(args, "-netdev", "user,id=host", "-device", "virtio-net-pci,netdev=host,romfile=")
+	}
+	if m.Disk != "" {
+		// Of what the machine has flushed nothing is lost as long as the host runs.
+		args = append(args, "-drive", "if=virtio,format=raw,cache=writeback,file="+strings.ReplaceAll(m.Disk, ",", ",,"))
 	}
 	if m.accel == KVM {
 		args = append(args, "-accel", "kvm", "-cpu", "host")

@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -148,6 +150,7 @@ func TestRun(t *testing.T) {
 		})
 	}
 	if testkit.EgressForm.Long() {
+		t.Run("a disk keeps changes, and another program is PID 1", testDisk)
 		t.Run("counted", testCounted)
 		t.Run("code that changes", testCodeThatChanges)
 	}
@@ -180,6 +183,26 @@ func testCounted(t *testing.T) {
 	err := Run(t.Context(), Options{Kernel: "6.12", Accel: TCG, Counted: true, Args: []string{"sleep", "300"}, Log: t.Output()})
 	if took := time.Since(start); err != nil || took > 200*time.Second {
 		t.Errorf("300 s of the machine, in which nothing is done, took %s: %v", took, err)
+	}
+}
+
+// Of two machines with one disk the second has what the first one has flushed before it lost its power.
+func testDisk(t *testing.T) {
+	disk := filepath.Join(t.TempDir(), "disk")
+	testkit.Must(exec.CommandContext(t.Context(), "mkfs.ext4", "-q", disk, "64M").CombinedOutput())(t)
+	run := func(script string) string {
+		t.Helper()
+		var out bytes.Buffer
+		testkit.Check(t, Run(t.Context(), Options{
+			Disk: disk, Init: []string{"sleep", "100000"}, Args: []string{"sh", "-ec", script}, Stdin: strings.NewReader("from the host\n"), Stdout: &out, Stderr: &out, Log: t.Output(),
+		}))
+		return out.String()
+	}
+	if out := run("cat; cat /proc/1/comm; echo kept >/etc/kept; sync; echo lost >/etc/lost"); out != "from the host\nsleep\n" {
+		t.Errorf("the first machine says %q", out)
+	}
+	if out := run("cat /etc/kept; ! cat /etc/lost 2>/dev/null"); out != "kept\n" {
+		t.Errorf("the second machine says %q", out)
 	}
 }
 

@@ -18,6 +18,9 @@ const MountTag = "host"
 // be seen, named so that their order is that of loading.
 const ModuleDir = "/modules"
 
+// DiskDevice has a file system of type ext4.
+const DiskDevice = "/dev/vda"
+
 // Up says that the kernel has booted.
 type Up struct {
 	Release string // of the kernel
@@ -29,6 +32,11 @@ type Spec struct {
 	Env     []string
 	Dir     string
 	Modules string // the kernel's modules, to be mounted on /lib/modules
+	// Init is a program that takes vminit's place as PID 1, with its arguments. The command then runs beside it, and the
+	// machine loses its power when the command ends.
+	Init []string
+	// Disk says that the machine has DiskDevice, which takes the changes.
+	Disk bool
 }
 
 // Exit is how it ended. Error is set when the command was not run at all.

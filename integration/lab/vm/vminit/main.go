@@ -1,6 +1,6 @@
-// Command vminit is PID 1 of the lab's virtual machines: it puts a tmpfs over the host's files,
-// runs one command there and switches the machine off. See package protocol; it knows nothing of
-// what it runs.
+// Command vminit is PID 1 of the lab's virtual machines: it puts a tmpfs or a disk over the host's files,
+// runs one command there and switches the machine off. If it is told to, it leaves PID 1 to another program,
+// and runs the command in a process of its own. See package protocol; it knows nothing of what it runs.
 package main
 
 import (
@@ -21,15 +21,25 @@ import (
 const (
 	portTimeout = 30 * time.Second
 	portPoll    = 20 * time.Millisecond
+	// flushTimeout is for the command's last output, which a busy host takes late.
+	flushTimeout = 10 * time.Second
 )
 
 func main() {
-	err := run()
+	beside := os.Args[0] == besideName
+	var err error
+	if beside {
+		err = runBeside()
+	} else {
+		err = run()
+	}
 	if err != nil {
 		// The console is the only place left.
 		fmt.Fprintf(os.Stderr, "vminit: %v\n", err)
 	}
-	unix.Sync()
+	if !beside {
+		unix.Sync()
+	}
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
 		fmt.Fprintf(os.Stderr, "vminit: power off: %v\n", err)
 	}
@@ -70,6 +80,8 @@ func run() error {
 	var exit protocol.Exit
 	if err := makeRoot(spec); err != nil {
 		exit.Error = err.Error()
+	} else if len(spec.Init) > 0 {
+		exit.Error = handOver(spec, ports).Error()
 	} else if exit.Status, err = execute(spec, ports); err != nil {
 		exit.Error = err.Error()
 	}
@@ -147,11 +159,15 @@ func makeRoot(spec protocol.Spec) error {
 		}
 	}
 	share := "trans=virtio,version=9p2000.L,cache=loose,msize=1048576"
+	changes := func() error { return mount("tmpfs", "/changes", "tmpfs", 0, "size=75%") }
+	if spec.Disk {
+		changes = mountDisk
+	}
 	if err := errors.Join(
 		mount(protocol.MountTag, "/lower", "9p", unix.MS_RDONLY, share),
-		mount("tmpfs", "/changes", "tmpfs", 0, "size=75%"),
-		os.Mkdir("/changes/upper", 0o755),
-		os.Mkdir("/changes/work", 0o755),
+		changes(),
+		os.MkdirAll("/changes/upper", 0o755),
+		os.MkdirAll("/changes/work", 0o755),
 	); err != nil {
 		return err
 	}
@@ -190,6 +206,16 @@ func makeRoot(spec protocol.Spec) error {
 	return errors.Join(unix.Sethostname([]byte("coil-lab-vm")), linkUp("lo"))
 }
 
+// mountDisk mounts the disk, which appears while its driver probes.
+func mountDisk() error {
+	for deadline := time.Now().Add(portTimeout); ; <-time.After(portPoll) {
+		err := mount(protocol.DiskDevice, "/changes", "ext4", 0, "")
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENXIO) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
 // linkUp sets a link up.
 func linkUp(name string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -211,7 +237,7 @@ func linkUp(name string) error {
 // execute runs the command and returns its exit status as a shell has it. It reaps everything that
 // is left to PID 1 meanwhile.
 func execute(spec protocol.Spec, ports map[string]*os.File) (int, error) {
-	path, err := lookPath(spec)
+	path, err := lookPath(spec.Args[0], spec.Env)
 	if err != nil {
 		return 0, err
 	}
@@ -242,12 +268,11 @@ func execute(spec protocol.Spec, ports map[string]*os.File) (int, error) {
 }
 
 // lookPath finds the command as a shell would, by the command's own PATH.
-func lookPath(spec protocol.Spec) (string, error) {
-	name := spec.Args[0]
+func lookPath(name string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
 	}
-	for _, v := range spec.Env {
+	for _, v := range env {
 		list, ok := strings.CutPrefix(v, "PATH=")
 		if !ok {
 			continue
@@ -304,7 +329,7 @@ func (s *streams) closeChild() {
 // flush waits until the host has all output. Processes that the command left running may hold the
 // pipes open; they aren't waited for.
 func (s *streams) flush() {
-	timeout := time.After(time.Second)
+	timeout := time.After(flushTimeout)
 	for range cap(s.copied) {
 		select {
 		case <-s.copied:
