@@ -130,8 +130,8 @@ test-floating: ## Cut the power of nodes, and divide networks; change all at ran
 	$(if $(ARGS),,COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips -run='^TestFloatingAddress$$' ./integration/routes/)
 
 .PHONY: test-lb
-test-lb: ## Kill coil-lb-controller at each step, and calls of OpenStack; cut the power of nodes with addresses of Services, reach them behind kube-proxy, play random histories; as root
-	COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster -no-skips $(ARGS) ./pkg/plan/loadbalancer/ ./pkg/controller/loadbalancer/ ./pkg/node/floating/place/ ./pkg/node/floating/forwarding/ ./pkg/keepalived/ ./pkg/lbgateway/ ./pkg/kernel/nft/ ./integration/openstack/
+test-lb: ## Kill coil-lb-controller at each step, and calls of OpenStack; cut the power of nodes with addresses of Services, and of a gateway machine with systemd; reach them behind kube-proxy, play random histories; as root
+	COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster,vm -no-skips $(ARGS) ./pkg/plan/loadbalancer/ ./pkg/controller/loadbalancer/ ./pkg/node/floating/place/ ./pkg/node/floating/forwarding/ ./pkg/keepalived/ ./pkg/lbgateway/ ./pkg/kernel/nft/ ./integration/openstack/ ./integration/gateway/machine/
 	$(if $(ARGS),,COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster -no-skips -run='^Test(Service.*|Scenario.*|AddressOfService|LBController.*)$$' ./integration/apiserver/ ./integration/crash/ ./integration/floating/ ./integration/gateway/ ./integration/cluster/)
 
 .PHONY: test-release

@@ -179,7 +179,7 @@ func (o *options) meet(ctx context.Context, out io.Writer) (stop func(), err err
 }
 
 // machines are the packages whose tests run in virtual machines above all.
-var machines = []string{"/integration/egress", "/integration/lab/vm", "/integration/bench/egress"}
+var machines = []string{"/integration/egress", "/integration/lab/vm", "/integration/bench/egress", "/integration/gateway/machine"}
 
 // lately are packages that a busy machine disturbs. They come last: kubelets in an emulated machine would be late, and pauses of connections are
 // measured.
