@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -157,6 +158,24 @@ func (l *lab) service() {
 	}, metav1.CreateOptions{}))(l.t)
 }
 
+// notify has coil-lb-agent tell a systemd, played by a socket, that it is ready. The returned function waits for that.
+func (l *lab) notify() (ready func() string) {
+	l.t.Helper()
+	path := filepath.Join(l.t.TempDir(), "notify")
+	c := testkit.Must(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(l.t)
+	before := l.gateway.Env
+	l.gateway.Env = append(slices.Clone(before), "NOTIFY_SOCKET="+path)
+	return func() string {
+		l.t.Helper()
+		defer c.Close()
+		l.gateway.Env = before
+		text := make([]byte, 4096)
+		testkit.Check(l.t, c.SetReadDeadline(time.Now().Add(testkit.Timeout(20*time.Second))))
+		n := testkit.Must(c.Read(text))(l.t)
+		return string(text[:n])
+	}
+}
+
 // condition is one of the Service web.
 func (l *lab) condition(kind string) metav1.Condition {
 	l.t.Helper()
@@ -256,7 +275,15 @@ func TestScenario22ServiceByGateway(t *testing.T) {
 	l.gateway.CutAPI(true)
 	l.gateway.Kill()
 	testkit.Must(l.gateway.NS.Run(ctx, "nft", "flush", "ruleset"))(t)
+	ready := l.notify()
 	testkit.Check(t, l.gateway.Start())
+	if got := ready(); got != "READY=1" {
+		t.Errorf("systemd is told %q", got)
+	}
+	// systemd starts keepalived now, which may have addresses at once.
+	if out := testkit.Must(l.gateway.NS.Run(ctx, "nft", "list", "map", "inet", "coil_lb", "endpoints_ipv4"))(t); !strings.Contains(out, endpoints[families[0]][0]) {
+		t.Errorf("when it is ready, it has %s", out)
+	}
 	l.until(at, "served without the API server", 1, func(_ netip.AddrPort, err error) bool { return err == nil })
 	all("without the API server", endpoints)
 	l.gateway.CutAPI(false)

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -137,6 +139,30 @@ func (d *Daemon) dump(ctx context.Context) ([]InstanceState, error) {
 		return true, nil
 	})
 	return states, err
+}
+
+// Mark returns a text that changes when keepalived is started anew, and when addresses come to this machine or leave it: an instance that becomes the master, or ceases to be
+// it, has them do so. keepalived notices nothing of this, while it writes two lines into its log whenever it is asked for its states.
+func (d *Daemon) Mark() (string, error) {
+	p, err := find(d.o.PIDFile)
+	if err != nil {
+		return "", err
+	}
+	defer p.Release()
+	file, err := os.Stat(d.o.PIDFile)
+	if err != nil {
+		return "", fmt.Errorf("look at the pid file of keepalived: %w", err)
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", fmt.Errorf("list the addresses of this machine: %w", err)
+	}
+	all := make([]string, len(addrs))
+	for i, a := range addrs {
+		all[i] = a.String()
+	}
+	slices.Sort(all)
+	return fmt.Sprintf("%d %d %s", p.Pid, file.ModTime().UnixNano(), strings.Join(all, " ")), nil
 }
 
 // childless tells whether the daemon has no process of VRRP, since no instance was ever configured: it has written its own

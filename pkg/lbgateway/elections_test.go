@@ -28,8 +28,8 @@ type daemon struct {
 	guarded func([]netip.Addr) error
 	// takes is how long a change takes; nil for no time. fails says whether it is refused.
 	takes func() (d time.Duration, fails error)
-	// asked counts changes.
-	asked atomic.Int32
+	// asked counts changes, and states questions for states. mark is the mark.
+	asked, states, mark atomic.Int32
 
 	mu sync.Mutex // guards all below
 	// is what it does, and unguarded why an address was at the machine that nothing guarded.
@@ -87,8 +87,12 @@ func (d *daemon) look(has []netip.Addr) {
 	}
 }
 
+// Mark implements VRRP.
+func (d *daemon) Mark() (string, error) { return fmt.Sprint(d.mark.Load()), nil }
+
 // States implements VRRP: it is the master of each instance.
 func (d *daemon) States(context.Context) (all []keepalived.InstanceState, err error) {
+	d.states.Add(1)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, i := range d.is.Instances {
@@ -274,4 +278,39 @@ func TestElectionsInAnyOrder(t *testing.T) {
 			}
 		})
 	}
+}
+
+// keepalived is asked for its states when they may have changed, and otherwise every minute: it logs each question.
+func TestStatesAreAskedSeldom(t *testing.T) {
+	sc, d := newElectedScene(t)
+	sc.service("a", nil)
+	sc.endpoints("a", 0, "10.1.0.1")
+	sc.block(1, "a", "")
+	sc.has(d, "at first", 1)
+	sc.end()
+	sc.end = func() {}
+	looks := func(when string, want int32) {
+		t.Helper()
+		before := d.states.Load()
+		for range 3 {
+			_ = sc.watchVRRP(t.Context(), struct{}{}) // it says when to look again
+		}
+		if got := d.states.Load() - before; got != want {
+			t.Errorf("%s: three looks ask %d times, want %d", when, got, want)
+		}
+	}
+	sc.asked = asked{}
+	looks("at first", 1)
+	looks("nothing has changed", 0)
+	testkit.Check(t, sc.elect(t.Context(), struct{}{}))
+	looks("it was told the same again", 0)
+	d.mark.Add(1)
+	looks("addresses came", 1)
+	sc.block(2, "a", "")
+	sc.DeliverAll()
+	_ = sc.apply(t.Context(), struct{}{}) // likewise
+	testkit.Check(t, sc.elect(t.Context(), struct{}{}))
+	looks("another address", 1)
+	sc.asked.at = sc.asked.at.Add(-statesEvery)
+	looks("after a minute", 1)
 }

@@ -97,6 +97,7 @@ type Gateway struct {
 	looks     *reconcile.Loop[struct{}]
 	now       func() time.Time
 	metrics   *metrics
+	asked     asked // only watchVRRP's
 
 	mu sync.Mutex // guards all below
 	// changed are Services to be looked at, all says that all are.

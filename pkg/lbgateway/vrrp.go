@@ -25,16 +25,19 @@ const (
 	// highest is the priority of the gateway that is to be the master of an instance, the next one's is lower by step, and so on.
 	highest = 200
 	step    = 10
-	// statesEvery is how often keepalived is asked for its states, and faultEvery after how many such looks it is told again what to do if it has a fault: an
-	// address from which it sends may have come.
-	statesEvery = 3 * time.Second
-	faultEvery  = 5
+	// lookEvery is how often the gateway looks whether keepalived may have changed its states. It asks for them if so, and every statesEvery in any case: keepalived
+	// logs each question.
+	lookEvery   = 3 * time.Second
+	statesEvery = time.Minute
+	// faultEvery is after how many looks with a fault keepalived is told again what to do: an address from which it sends may have come.
+	faultEvery = 5
 )
 
 // VRRP is the machine's keepalived; see package keepalived.
 type VRRP interface {
 	Apply(context.Context, keepalived.Config) error
 	States(context.Context) ([]keepalived.InstanceState, error)
+	Mark() (string, error)
 	Used() bool
 }
 
@@ -51,6 +54,13 @@ type vrrp struct {
 	changes int
 	done    struct{ changes, moves int }
 	faults  int // looks with a fault
+}
+
+// asked is when keepalived was asked for its states, what it had been told by then, and its mark.
+type asked struct {
+	at      time.Time
+	applied *keepalived.Config
+	mark    string
 }
 
 // at is an address of a pool, and the index of its block.
@@ -158,6 +168,9 @@ func (g *Gateway) elect(ctx context.Context, _ struct{}) error {
 	g.vrrp.problem, g.vrrp.applied = problem, nil
 	if err == nil {
 		g.vrrp.applied, g.vrrp.done, g.vrrp.has = &want, now, map[netip.Addr]bool{}
+		if v.applied != nil && reflect.DeepEqual(*v.applied, want) {
+			g.vrrp.applied = v.applied // it was told nothing, and needn't be asked what came of it
+		}
 		for _, i := range want.Instances {
 			for _, a := range i.Addresses {
 				g.vrrp.has[a] = true
@@ -187,12 +200,17 @@ func (g *Gateway) at(s state) (all []at) {
 	return all
 }
 
-// watchVRRP asks keepalived for its states. One with a fault, or one that has just been started, is told its configuration again.
+// watchVRRP asks keepalived for its states, if they may have changed. One with a fault, or one that has just been started, is told its configuration again.
 func (g *Gateway) watchVRRP(ctx context.Context, _ struct{}) error {
 	g.mu.Lock()
 	applied, problem := g.vrrp.applied, g.vrrp.problem
 	g.mu.Unlock()
 	again, fault := applied == nil && problem != nil, false
+	mark, err := g.cfg.VRRP.Mark()
+	if applied != nil && err == nil && g.asked.applied == applied && g.asked.mark == mark && time.Since(g.asked.at) < statesEvery {
+		return reconcile.Later(lookEvery)
+	}
+	g.asked = asked{time.Now(), applied, mark}
 	var told []v2.GatewayVRRPState
 	if applied != nil && len(applied.Instances) > 0 {
 		states, err := g.cfg.VRRP.States(ctx)
@@ -215,6 +233,9 @@ func (g *Gateway) watchVRRP(ctx context.Context, _ struct{}) error {
 		g.vrrp.faults++
 		again = again || g.vrrp.faults%faultEvery == 0
 	}
+	if fault || again {
+		g.asked.applied = nil // it is asked again soon
+	}
 	if again = again && g.vrrp.applied == applied; again { // otherwise it was told something else meanwhile
 		g.vrrp.applied, g.vrrp.problem = nil, problem
 	}
@@ -225,7 +246,7 @@ func (g *Gateway) watchVRRP(ctx context.Context, _ struct{}) error {
 	if again {
 		g.elects.Add(struct{}{})
 	}
-	return reconcile.Later(statesEvery)
+	return reconcile.Later(lookEvery)
 }
 
 // tellState is the state of an instance as a status tells it.

@@ -32,7 +32,9 @@ const (
 	linkAddr6 = "fd00:2::15"
 	// apiAway has the machine start without a way to the API server.
 	apiAway = "/run/api-away"
-	within  = 20 * time.Second
+	// firstRules is the table as it was when the machine had its first address after the power cut.
+	firstRules = "/run/first-rules"
+	within     = 20 * time.Second
 
 	// prepare makes a fresh Debian of the host's files, which has the host's packages and nothing of its configuration, with
 	// a link. Files of /tmp, of which the test is one, stay.
@@ -56,6 +58,16 @@ const (
 			ExecStart=ip address add fd00:2::15/64 dev eth0 nodad
 			ExecStart=sh -c 'test ! -e ` + apiAway + ` || ip route add unreachable 10.0.2.2'
 		EOF
+		cat >/etc/systemd/system/watch.service <<-EOF
+			[Unit]
+			Description=Notes the rules of the machine when it has the first address of Services
+			Before=coil-lb-agent.service keepalived.service
+			ConditionPathExists=` + apiAway + `
+			[Service]
+			Type=exec
+			ExecStart=sh -c 'ip -o monitor address dev eth0 | while read -r line; do case \$\$line in */32*) nft list table inet coil_lb >` + firstRules + ` 2>&1; exit;; esac; done'
+		EOF
+		ln -s ../watch.service /etc/systemd/system/multi-user.target.wants/
 		ln -s ../link.service /etc/systemd/system/multi-user.target.wants/
 		ln -s ../link.service /etc/systemd/system/network-online.target.wants/
 		sync`
@@ -376,6 +388,8 @@ func testPowerCut(t *testing.T) {
 		t.Fatalf("addresses are %q", addresses)
 	}
 	g.has("without the API server", addresses)
+	g.eventually("rules are there before addresses", func() error { return g.lacks("cat "+firstRules, addresses) })
+	t.Logf("the boot: %s", g.sh("journalctl -b --no-pager -o short-monotonic -u coil-lb-agent -u keepalived -u watch | grep -v ' data for process' | head -n 60"))
 	server := testkit.Must(clientcmd.BuildConfigFromFlags("", filepath.Join(os.Getenv(filesEnv), adminFile)))(t).Host
 	if c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(server, "https://")); err == nil {
 		c.Close()

@@ -11,10 +11,12 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/generated/informers/externalversions"
@@ -82,6 +84,10 @@ func run(ctx context.Context, o *Options) (err error) {
 	if err != nil {
 		return err
 	}
+	// The rules of before are there. systemd starts keepalived now, which may have addresses at once (Type=notify, sd_notify(3)).
+	if _, err := daemon.SdNotify(true, daemon.SdNotifyReady); err != nil {
+		klog.FromContext(ctx).Error(err, "systemd doesn't hear that the program is ready")
+	}
 	watch, err := table.Watch()
 	if err != nil {
 		return err
@@ -107,8 +113,8 @@ func (o *Options) settings() *sysctl.Record {
 
 // cleanup takes back what the program has done. Addresses go before the table, which guards them.
 func cleanup(ctx context.Context, o *Options, table *nft.Table) error {
-	if daemon := keepalived.New(o.Keepalived); daemon.Used() {
-		if err := daemon.Remove(ctx); err != nil {
+	if vrrp := keepalived.New(o.Keepalived); vrrp.Used() {
+		if err := vrrp.Remove(ctx); err != nil {
 			return err
 		}
 	}
