@@ -27,7 +27,7 @@ type daemon struct {
 	// guarded says whether the machine guards addresses.
 	guarded func([]netip.Addr) error
 	// takes is how long a change takes; nil for no time. fails says whether it is refused.
-	takes func() (d time.Duration, fails error)
+	takes atomic.Pointer[func() (d time.Duration, fails error)]
 	// asked counts changes, and states questions for states. mark is the mark.
 	asked, states, mark atomic.Int32
 
@@ -63,8 +63,8 @@ func (d *daemon) Apply(ctx context.Context, c keepalived.Config) error {
 			return ctx.Err()
 		}
 	}
-	if d.takes != nil {
-		took, err := d.takes()
+	if takes := d.takes.Load(); takes != nil {
+		took, err := (*takes)()
 		time.Sleep(took)
 		d.look(has)
 		if err != nil {
@@ -235,12 +235,13 @@ func TestElectionsInAnyOrder(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			sc, d := newElectedScene(t)
 			r, slow := rand.New(rand.NewPCG(seed, 5)), rand.New(rand.NewPCG(seed, 6))
-			d.takes = func() (time.Duration, error) {
+			takes := func() (time.Duration, error) {
 				if slow.IntN(8) == 0 {
 					return 0, errors.New("it doesn't do what its file says")
 				}
 				return time.Duration(slow.IntN(40)) * time.Millisecond, nil
 			}
+			d.takes.Store(&takes)
 			sc.service("a", nil)
 			for range 80 {
 				switch r.IntN(8) {

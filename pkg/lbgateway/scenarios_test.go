@@ -31,12 +31,13 @@ func (sc *scene) says(when, reason, text string) {
 func TestScenario20KeepalivedFails(t *testing.T) {
 	sc, d := newElectedScene(t)
 	var fails atomic.Pointer[error]
-	d.takes = func() (time.Duration, error) {
+	takes := func() (time.Duration, error) {
 		if err := fails.Load(); err != nil {
 			return 0, *err
 		}
 		return 0, nil
 	}
+	d.takes.Store(&takes)
 	sc.service("a", nil)
 	sc.endpoints("a", 0, "10.1.0.1")
 	sc.block(1, "a", "")
