@@ -120,8 +120,8 @@ func TestFloatingAddresses(t *testing.T) {
 	}
 
 	// The pool goes when its addresses are free.
-	testkit.Check(t, c.drop(t.Context(), c.block(t, "partners-0")))
 	testkit.Check(t, c.coil.CoilV2().AddressPools().Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
+	testkit.Check(t, c.drop(t.Context(), c.block(t, "partners-0"))) // from a pool that goes the claim doesn't get it
 	testkit.Eventually(t, 20*time.Second, "the pool names the owner", func() error {
 		got, err := c.condition(t, "partners", v2.PoolTerminating)
 		if err == nil && !strings.Contains(got.Message, "4 floating addresses belong to AddressClaim default/nat, AddressClaim default/nat (cools down)") {
