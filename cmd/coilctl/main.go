@@ -1,4 +1,4 @@
-// Command coilctl shows operators what Coil does in a cluster. kubectl runs it as "kubectl coil" under the name kubectl-coil.
+// Command coilctl shows operators what Coil does in a cluster. Under the name kubectl-coil it is also the command "kubectl coil".
 package main
 
 import (

@@ -20,7 +20,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// TestCoilctl shows pools and their maps, and tells what is wrong until it is mended.
+// coilctl draws a pool with a block, and has findings until the Node is ready.
 func TestCoilctl(t *testing.T) {
 	c := ipamCluster(t)
 	c.run(t, c.serviceAccount(t), options())

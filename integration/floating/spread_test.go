@@ -105,7 +105,7 @@ func TestBlockedBesideHolder(t *testing.T) {
 	testkit.Check(t, s.services().Delete(ctx, "web", metav1.DeleteOptions{}))
 }
 
-// heals has others destroy what nodes have for the address of the Service that they announce together, on one of them while its coild is away. All comes back.
+// heals destroys, as other programs do, the kernel objects of the address at each node that announces it, at one of them while its coild is away. All objects come back.
 func (s *served) heals() {
 	s.t.Helper()
 	const routes = "for table in 119 255; do ip -4 route flush table $table proto 32; ip -6 route flush table $table proto 32; done; "

@@ -99,7 +99,7 @@ func newGateway(t *testing.T) *gateway {
 		if pid1 := testkit.Must(os.ReadFile("/proc/1/comm"))(t); string(pid1) != "systemd\n" {
 			return fmt.Errorf("PID 1 is %s", pid1)
 		}
-		// It fails in a machine of which some unit has failed; those that count are looked at below.
+		// The command fails if any unit has failed. The units that count are looked at below.
 		out, err := exec.CommandContext(t.Context(), "systemctl", "is-system-running").CombinedOutput()
 		if state := strings.TrimSpace(string(out)); state != "running" && state != "degraded" {
 			return fmt.Errorf("%s: %w", state, err)
@@ -153,7 +153,7 @@ func (g *gateway) has(when string, addresses []string) {
 	})
 }
 
-// lacks returns an error if what a command says lacks an address.
+// lacks returns an error unless the output of a command has all of some addresses.
 func (g *gateway) lacks(command string, addresses []string) error {
 	out, err := sh(g.Context(), command)
 	if err != nil {
@@ -172,13 +172,13 @@ func says(text, address string) bool {
 	return regexp.MustCompile(`(^|[^0-9a-f:.])` + regexp.QuoteMeta(address) + `([^0-9a-f:.]|$)`).MatchString(text)
 }
 
-// property is one of those that systemd has of the agent.
+// property is a property of the unit coil-lb-agent.service.
 func (g *gateway) property(name string) string {
 	g.Helper()
 	return strings.TrimSpace(g.sh("systemctl show --value -p " + name + " coil-lb-agent"))
 }
 
-// ready waits until the agent that systemd has started has done what the API server says.
+// ready waits until the agent has done what the API server says.
 func (g *gateway) ready(when string) {
 	g.Helper()
 	g.eventually(when+", the agent is ready", func() error {
