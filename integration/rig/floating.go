@@ -35,7 +35,8 @@ type Floating struct {
 	unready, ending map[string]bool
 }
 
-// NewFloating claims the only address of a pool for an Egress, which needn't exist. Nodes may have it in their order. The routers are in a namespace.
+// NewFloating claims the only address of a pool for an Egress, which needn't exist. Nodes may have it in their order, and the first one has it
+// at the return, by the votes of all. The routers are in a namespace.
 func (r *Rig) NewFloating(ctx context.Context, namespace, pool string, nodes ...*Node) (*Floating, error) {
 	f := &Floating{rig: r, namespace: namespace, name: pool, Candidates: nodes, Routers: make([]*Sandbox, len(nodes)), unready: map[string]bool{}, ending: map[string]bool{}}
 	egress := metav1.OwnerReference{APIVersion: v2.GroupVersion.String(), Kind: "Egress", Name: pool, UID: types.UID(randomHex(16)), Controller: new(true)}
@@ -68,8 +69,22 @@ func (r *Rig) NewFloating(ctx context.Context, namespace, pool string, nodes ...
 		if err := f.NewRouter(ctx, i); err != nil {
 			return nil, err
 		}
+		f.unready[f.Routers[i].UID] = i > 0
 	}
-	return f, f.Place(ctx, "", order...)
+	// The other nodes vote only, at first: they would not wait long for the first one on a machine that is slow.
+	if err := errors.Join(f.list(ctx), f.Place(ctx, "", order...)); err != nil {
+		return nil, err
+	}
+	var holding v2.FloatingHolding
+	err = wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, testkit.Timeout(time.Minute), true, func(ctx context.Context) (is bool, err error) {
+		holding, err = f.Holding(ctx)
+		return holding.Holder == nodes[0].Name && holding.Claims > 0, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s doesn't have %s, its holding is %+v: %w", nodes[0].Name, f.Addrs, holding, err)
+	}
+	clear(f.unready)
+	return f, f.list(ctx)
 }
 
 // NewRouter makes the router of a node, in place of one that there may have been.
