@@ -291,3 +291,44 @@ func TestNamed(t *testing.T) {
 	refused(t, err, openstack.Misconfigured, "two addresses")
 	sc.wants("in the end", "one/web port floating", "one/shop port floating")
 }
+
+// TestRoom reads what is free, and has a port's addresses replaced.
+func TestRoom(t *testing.T) {
+	sc := newScene(t)
+	sc.update("subnets/"+sc.Subnet4, "subnet", map[string]any{"allocation_pools": []map[string]any{{"start": "10.1.0.70", "end": "10.1.0.79"}}})
+	// Who owns the network sees ports of others on it.
+	testkit.Must(sc.cloud.Admin().Create(t.Context(), "port", map[string]any{"network_id": sc.NetworkID, "fixed_ips": []map[string]any{{"subnet_id": sc.Subnet6, "ip_address": "fd00:1::47"}}}))(t)
+	a := sc.ensure("web", openstack.Want{IPv4: true})
+	room := testkit.Must(sc.Room(t.Context()))(t)
+	addr := netip.MustParseAddr
+	for ip, want := range map[netip.Addr]struct{ given, taken bool }{
+		a.Fixed[0]: {true, true}, addr("10.1.0.1"): {false, true}, addr("10.1.0.80"): {false, false}, addr("fd00:1::47"): {true, true}, addr("fd00:1::48"): {true, false},
+	} {
+		if room.Given.Contains(ip) != want.given || room.Taken.Contains(ip) != want.taken {
+			t.Errorf("%s: given %t, taken %t; want %+v", ip, room.Given.Contains(ip), room.Taken.Contains(ip), want)
+		}
+	}
+
+	_, err := sc.Ensure(t.Context(), a, openstack.Want{IPv4: true, IPv6: true, Addresses: []netip.Addr{a.Fixed[0], addr("fd00:1::47")}})
+	refused(t, err, openstack.Conflict, "fd00:1::47")
+	if !openstack.IsTaken(err) {
+		t.Errorf("%v doesn't say that an address is taken", err)
+	}
+	other := openstack.Want{IPv4: true, IPv6: true, Addresses: []netip.Addr{addr("10.1.0.99"), addr("fd00:1::63")}, Replace: true, Floating: true}
+	sc.calls()
+	b := testkit.Must(sc.Ensure(t.Context(), a, other))(t)
+	if calls := sc.calls(); len(calls) != 7 || calls[4] != "PUT ports/"+a.PortID {
+		t.Errorf("the calls are %q, want one that changes the port", calls)
+	}
+	if b.PortID != a.PortID || !slices.Equal(b.Fixed, other.Addresses) || !b.Floating.IsValid() {
+		t.Errorf("the address is %+v, want the port of %+v with others alone", b, a)
+	}
+	// A port loses nothing when what is to take the place is somebody's.
+	other.Addresses = []netip.Addr{addr("10.1.0.98"), addr("fd00:1::47")}
+	_, err = sc.Ensure(t.Context(), b, other)
+	refused(t, err, openstack.Conflict, "fd00:1::47")
+	if seen := sc.seen("web"); !slices.Equal(seen.Fixed, b.Fixed) || seen.Floating != b.Floating {
+		t.Errorf("the address is %+v, want %+v", seen, b)
+	}
+	sc.wants("in the end", "one/web port floating")
+}

@@ -41,7 +41,7 @@ func (c *Client) Ensure(ctx context.Context, seen Address, want Want) (a Address
 			return err
 		}
 		a = newAddress(s.marks, seen.Key, f, s.subnets)
-		if err := s.ensurePort(ctx, &a, wanted); err != nil {
+		if err := s.ensurePort(ctx, &a, wanted, want.Replace); err != nil {
 			return err
 		}
 		return s.ensureFloat(ctx, &a, want, c.cfg.FloatingNetworkID)
@@ -50,7 +50,7 @@ func (c *Client) Ensure(ctx context.Context, seen Address, want Want) (a Address
 }
 
 // ensurePort makes the port of an address, its fixed addresses and its tags.
-func (s *session) ensurePort(ctx context.Context, a *Address, wanted []subnet) error {
+func (s *session) ensurePort(ctx context.Context, a *Address, wanted []subnet, replace bool) error {
 	defer func() { a.describe(s.marks, s.subnets) }()
 	if a.port == nil {
 		opts := ports.CreateOpts{NetworkID: s.network, Name: s.marks.name(a.Key), Description: s.marks.description(a.Key), FixedIPs: added(nil, wanted)}
@@ -60,7 +60,11 @@ func (s *session) ensurePort(ctx context.Context, a *Address, wanted []subnet) e
 		}
 		a.port = got.Port
 	} else if lacking := a.lacking(wanted); len(lacking) > 0 {
-		opts := ports.UpdateOpts{FixedIPs: added(a.port.FixedIPs, lacking), RevisionNumber: &a.port.Revision}
+		keep := a.port.FixedIPs
+		if replace {
+			keep = without(keep, lacking)
+		}
+		opts := ports.UpdateOpts{FixedIPs: added(keep, lacking), RevisionNumber: &a.port.Revision}
 		got, err := made(ports.Update(ctx, s.net, a.port.ID, opts).Result)
 		if err != nil {
 			return explain("give port "+a.port.ID+" of address "+a.Key+" an address of each family", err)
@@ -89,6 +93,13 @@ func added(have []fixedIP, of []subnet) []fixedIP {
 		all = append(all, more)
 	}
 	return all
+}
+
+// without are fixed addresses but for those of some subnets.
+func without(have []fixedIP, of []subnet) []fixedIP {
+	return slices.DeleteFunc(slices.Clone(have), func(f fixedIP) bool {
+		return slices.ContainsFunc(of, func(s subnet) bool { return s.id == f.SubnetID })
+	})
 }
 
 // ensureFloat makes the floating IP of an address, if it is wanted, and its tags.

@@ -13,6 +13,7 @@
 //	no port of the key                                  makes it
 //	a port with a description and no tags               adds them
 //	a port without an address of a wanted family        adds one
+//	a port without an address that is named             adds it, or has it take the place of the port's own
 //	a floating IP that leads elsewhere, or nowhere      leads it to the port
 //	no floating IP of the key                           makes it
 //	two ports of the key                                takes the older one; Sweep deletes the other
@@ -133,6 +134,8 @@ type Want struct {
 	// Addresses are fixed addresses that the port is to have, at most one of each wanted family. Neutron chooses the others. Only the owner of
 	// the network may choose.
 	Addresses []netip.Addr
+	// Replace has Addresses take the place of what the port has of their families; otherwise they are added. It is for a port whose addresses nobody uses yet.
+	Replace bool
 	// Floating wants a floating IP, which leads to the fixed address of IPv4. One that isn't wanted any more stays until the address is deleted: others
 	// may have it on their lists.
 	Floating bool
