@@ -85,6 +85,7 @@ func (c *Controller) provide(ctx context.Context, k *cloud, a *v2.AddressClaim, 
 	if err != nil {
 		return c.refuse(ctx, a, err)
 	}
+	k.forget(a.Name)
 	faultpoint.At(faultpoint.CloudProvided)
 	provided := &v2.ProvidedAddress{PortID: got.PortID}
 	if pair.IPv4.IsValid() {
@@ -114,13 +115,14 @@ func (c *Controller) ensure(ctx context.Context, k *cloud, pool *v2.AddressPool,
 	like := first.At(0)
 	want := openstack.Want{IPv4: like.IPv4.IsValid(), IPv6: like.IPv6.IsValid(), Floating: k.spec.FloatingNetworkID != "" && like.IPv4.IsValid()}
 	known := namedBy(a)
+	begins := len(known) == 0 && want.IPv4 && want.IPv6
 	if len(known) == 0 {
 		if a.Spec.Count == nil || *a.Spec.Count != 1 {
 			return seen, ipam.Address{}, wrong(v2.ReasonAddressInvalid, "A claim in a pool of OpenStack asks for one address: set spec.count to 1, or list one in spec.addresses")
 		}
 		// The cloud chooses, of a pair the IPv4 address: the other one follows.
 		chosen := want
-		if want.IPv4 && want.IPv6 {
+		if begins {
 			chosen = openstack.Want{IPv4: true}
 		}
 		if seen, err = k.Ensure(ctx, seen, chosen); err != nil {
@@ -140,6 +142,9 @@ func (c *Controller) ensure(ctx context.Context, k *cloud, pool *v2.AddressPool,
 	pair := b.At(0)
 	want.Addresses = pair.Addrs()
 	got, err := k.Ensure(ctx, seen, want)
+	if begins && openstack.IsTaken(err) {
+		return c.another(ctx, k, begun{claim: a, pool: pool, addresses: addresses, seen: got, want: want, taken: err})
+	}
 	return got, pair, err
 }
 
@@ -179,6 +184,7 @@ func (c *Controller) remove(ctx context.Context, k *cloud, a *v2.AddressClaim, s
 		return fmt.Errorf("delete the port of AddressClaim %s: %w", klog.KObj(a), err)
 	}
 	k.drop(seen.Key)
+	k.forget(a.Name)
 	faultpoint.At(faultpoint.CloudDeleted)
 	rest := slices.DeleteFunc(slices.Clone(a.Finalizers), func(f string) bool { return f == Finalizer })
 	_, err = kube.PatchMetadata(ctx, c.cfg.Coil.CoilV2().AddressClaims(a.Namespace), a, map[string]any{"finalizers": rest})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -33,6 +34,8 @@ type cloud struct {
 	seen map[string]openstack.Address
 	// pairs are the address pairs that gateways have, by their ports. What isn't known isn't there.
 	pairs map[string]pairs
+	// tried are the IPv4 addresses of the pairs that claims have asked for last, by name. They only spare calls.
+	tried map[string]netip.Addr
 	// err is why the cloud doesn't answer, nil if it does. Until then it is left alone.
 	err   error
 	until time.Time
@@ -60,7 +63,7 @@ func (c *Controller) cloudOf(ctx context.Context, name string) (*cloud, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if k = c.clouds[name]; !k.isOf(*pool.Spec.OpenStack) { // nobody else has opened it meanwhile
-		k = &cloud{Cloud: opened, spec: *pool.Spec.OpenStack, pairs: map[string]pairs{}}
+		k = &cloud{Cloud: opened, spec: *pool.Spec.OpenStack, pairs: map[string]pairs{}, tried: map[string]netip.Addr{}}
 		c.clouds[name] = k
 	}
 	return k, nil
@@ -203,4 +206,28 @@ func (k *cloud) drop(key string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.seen, key)
+}
+
+// last returns the IPv4 address of the pair that a claim has asked for last, or the one that the cloud has begun with.
+func (k *cloud) last(claim string, begun netip.Addr) netip.Addr {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if addr, ok := k.tried[claim]; ok {
+		return addr
+	}
+	return begun
+}
+
+// try notes which pair a claim asks for.
+func (k *cloud) try(claim string, ipv4 netip.Addr) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.tried[claim] = ipv4
+}
+
+// forget notes that a claim asks for no pair any more.
+func (k *cloud) forget(claim string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.tried, claim)
 }

@@ -5,6 +5,7 @@
 //
 //	claim                           action
 //	new                             the finalizer, then a port and, if the pool has them, a floating IP, both by the name of the claim; then the status tells them
+//	new, half of its pair is taken  another pair of addresses takes the place of what the port has
 //	provided                        its address is one of the address pairs of the gateways of its pool; then the status tells that
 //	being deleted                   the address pairs go, then the port and the floating IP, then the finalizer
 //
@@ -43,6 +44,7 @@ const (
 type Cloud interface {
 	List(ctx context.Context) ([]openstack.Address, error)
 	Ensure(ctx context.Context, seen openstack.Address, want openstack.Want) (openstack.Address, error)
+	Room(ctx context.Context) (openstack.Room, error)
 	Delete(ctx context.Context, key string) error
 	Sweep(ctx context.Context, keep map[string]bool) ([]openstack.Object, error)
 	EnsurePairs(ctx context.Context, gateways []string, want []netip.Prefix, seen []openstack.Address) error

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go4.org/netipx"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -43,7 +44,7 @@ type scene struct {
 
 func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
 	synctest.Test(t, func(t *testing.T) {
-		sc := &scene{t: t, s: fakeapi.New(t, nil), cloud: &project{addresses: map[string]openstack.Address{}, pairs: map[string][]netip.Prefix{}}}
+		sc := &scene{t: t, s: fakeapi.New(t, nil), cloud: &project{addresses: map[string]openstack.Address{}, pairs: map[string][]netip.Prefix{}, foreign: map[netip.Addr]bool{}}}
 		sc.start()
 		t.Cleanup(func() { sc.stop() })
 		do(t, sc)
@@ -110,6 +111,14 @@ func (sc *scene) pool(name string, n int) {
 	}})
 }
 
+// pairPool makes a pool of the pairs of 10.1.0.0/28 and fd00:1::/124.
+func (sc *scene) pairPool(name string) {
+	ipv4, ipv6 := "10.1.0.0/28", "fd00:1::/124"
+	sc.s.Put(poolResource, &v2.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v2.AddressPoolSpec{
+		Announce: v2.AnnounceGateway, Subnets: []v2.SubnetSet{{IPv4: &ipv4, IPv6: &ipv6}}, OpenStack: &v2.PoolOpenStack{SubnetIDs: []string{"four", "six"}},
+	}})
+}
+
 // ask makes a claim of any address.
 func (sc *scene) ask(name, pool string) {
 	sc.s.Put(claimResource, &v2.AddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: v2.AddressClaimSpec{Pool: pool, Count: new(int32(1))}})
@@ -167,7 +176,10 @@ type project struct {
 	calls     []string
 	// fault refuses calls; nil refuses none.
 	fault func(call string) error
-	last  byte
+	// lost loses the answers of calls that change an address; nil loses none.
+	lost func(call string) bool
+	// foreign are the addresses that ports of others have; those that are false can't be seen.
+	foreign map[netip.Addr]bool
 	// kept are the keys of the last sweep.
 	kept map[string]bool
 }
@@ -177,6 +189,13 @@ func (p *project) refuse(fault func(call string) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fault = fault
+}
+
+// mislay has answers to calls that change an address lost from now on.
+func (p *project) mislay(lost func(call string) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lost = lost
 }
 
 // made returns the calls since the last time.
@@ -222,28 +241,108 @@ func (p *project) List(context.Context) (all []openstack.Address, err error) {
 	return all, nil
 }
 
+// take gives addresses to ports of others, which can be seen or not.
+func (p *project) take(seen bool, addrs ...netip.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, a := range addrs {
+		p.foreign[a] = seen
+	}
+}
+
+// free takes an address from the ports of others.
+func (p *project) free(addr netip.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.foreign, addr)
+}
+
+// lose has the port of a key lose addresses.
+func (p *project) lose(key string, addrs ...netip.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := p.addresses[key]
+	a.Fixed = slices.DeleteFunc(slices.Clone(a.Fixed), func(f netip.Addr) bool { return slices.Contains(addrs, f) })
+	p.addresses[key] = a
+}
+
+// taken says whether a port has an address, but for that of a key.
+func (p *project) taken(addr netip.Addr, but string) bool {
+	_, taken := p.foreign[addr]
+	for key, a := range p.addresses {
+		taken = taken || key != but && slices.Contains(a.Fixed, addr)
+	}
+	return taken
+}
+
 func (p *project) Ensure(_ context.Context, seen openstack.Address, want openstack.Want) (openstack.Address, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	has := func(a openstack.Address) bool {
-		return a.PortID != "" && !slices.ContainsFunc(want.Addresses, func(w netip.Addr) bool { return !slices.Contains(a.Fixed, w) })
+	lacking := func(a openstack.Address) []netip.Addr {
+		return slices.DeleteFunc(slices.Clone(want.Addresses), func(w netip.Addr) bool { return slices.Contains(a.Fixed, w) })
 	}
+	has := func(a openstack.Address) bool { return a.PortID != "" && len(lacking(a)) == 0 }
 	if has(seen) {
 		return seen, nil
 	}
-	if err := p.call("ensure " + seen.Key); err != nil {
+	name := "ensure " + seen.Key
+	if want.Replace {
+		name = fmt.Sprint("replace ", seen.Key, " ", want.Addresses)
+	}
+	if err := p.call(name); err != nil {
 		return seen, err
 	}
 	a := p.addresses[seen.Key]
-	if !has(a) {
-		p.last++
-		a = openstack.Address{Key: seen.Key, PortID: "port-of-" + seen.Key, Fixed: want.Addresses}
-		if len(want.Addresses) == 0 {
-			a.Fixed = []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, p.last})}
+	if has(a) {
+		return a, nil
+	}
+	for _, addr := range lacking(a) {
+		if p.taken(addr, a.Key) {
+			return a, &openstack.Error{
+				Reason: openstack.Conflict, Code: 409, Type: "IpAddressAlreadyAllocated", Message: fmt.Sprintf("IP address %s already allocated in subnet", addr),
+			}
 		}
-		p.addresses[seen.Key] = a
+	}
+	a = openstack.Address{Key: seen.Key, PortID: "port-of-" + seen.Key, Fixed: append(a.Fixed, lacking(a)...)}
+	if want.Replace {
+		a.Fixed = slices.Clone(want.Addresses)
+	}
+	for lowest := netip.MustParseAddr("10.1.0.1"); len(a.Fixed) == 0; lowest = lowest.Next() {
+		if !p.taken(lowest, "") {
+			a.Fixed = []netip.Addr{lowest}
+		}
+	}
+	p.addresses[seen.Key] = a
+	if p.lost != nil && p.lost(name) {
+		return seen, &openstack.Error{Reason: openstack.Temporary, Message: "no answer"}
 	}
 	return a, nil
+}
+
+// Room says that Neutron gives out 10.1.0.1 to 10.1.0.11.
+func (p *project) Room(context.Context) (room openstack.Room, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.call("room"); err != nil {
+		return room, err
+	}
+	var given, taken netipx.IPSetBuilder
+	given.AddRange(netipx.IPRangeFrom(netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.11")))
+	for addr, seen := range p.foreign {
+		if seen {
+			taken.Add(addr)
+		}
+	}
+	for _, a := range p.addresses {
+		for _, addr := range a.Fixed {
+			taken.Add(addr)
+		}
+	}
+	room.Given, err = given.IPSet()
+	if err == nil {
+		room.Taken, err = taken.IPSet()
+	}
+	return room, err
 }
 
 func (p *project) Delete(_ context.Context, key string) error {
