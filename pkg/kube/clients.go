@@ -70,28 +70,33 @@ func Protobuf(cfg *rest.Config) *rest.Config {
 	return c
 }
 
-// NewClients returns the clients of cfg, which isn't changed.
+// NewClients returns the clients of cfg, which isn't changed. They share their connections: client-go alone would give each one its own if cfg has a
+// Dial.
 func NewClients(cfg *rest.Config) (Clients, error) {
 	var c Clients
 	scheme, err := newScheme()
 	if err != nil {
 		return Clients{}, err
 	}
+	shared, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return Clients{}, fmt.Errorf("HTTP client: %w", err)
+	}
 	core := Protobuf(cfg)
 	core.APIPath, core.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	core.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	if c.Core, err = rest.RESTClientFor(core); err != nil {
+	if c.Core, err = rest.RESTClientForConfigAndClient(core, shared); err != nil {
 		return Clients{}, fmt.Errorf("core client: %w", err)
 	}
 	discovery := rest.CopyConfig(core)
 	discovery.APIPath, discovery.GroupVersion = "/apis", &discoveryv1.SchemeGroupVersion
-	if c.Discovery, err = rest.RESTClientFor(discovery); err != nil {
+	if c.Discovery, err = rest.RESTClientForConfigAndClient(discovery, shared); err != nil {
 		return Clients{}, fmt.Errorf("discovery client: %w", err)
 	}
-	if c.Metadata, err = metadata.NewForConfig(cfg); err != nil {
+	if c.Metadata, err = metadata.NewForConfigAndClient(cfg, shared); err != nil {
 		return Clients{}, fmt.Errorf("metadata client: %w", err)
 	}
-	if c.Coil, err = typed.NewForConfig(cfg); err != nil {
+	if c.Coil, err = typed.NewForConfigAndClient(cfg, shared); err != nil {
 		return Clients{}, fmt.Errorf("coil client: %w", err)
 	}
 	return c, nil
