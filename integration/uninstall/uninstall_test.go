@@ -291,12 +291,14 @@ func testNothingStays(n *node) {
 	n.refused("1 pods", pods[5].Name)
 	// Now the plugin can only queue the deletion, and the namespace is held by somebody.
 	n.check(pods[5].Del(ctx))
+	// As coild in a pod does; this one has a kubeconfig.
+	n.check(os.WriteFile(filepath.Join(n.StateDir(), "api-servers.json"), nil, 0o600))
 
 	out, err := n.cleanup()
 	n.check(err)
 	t.Logf("it printed:\n%s", out)
 	for _, want := range []string{"rule ", "route", "link veth", "net/ipv4/ip_forward = 0", "net/ipv6/conf/all/proxy_ndp = 0",
-		"net/ipv4/neigh/eth0/proxy_delay = 80", "2 proxy neighbour entries of protocol", "coil.conflist", "coil.conflist.staged", "coild.sock", "del-queue", "bin/coil"} {
+		"net/ipv4/neigh/eth0/proxy_delay = 80", "2 proxy neighbour entries of protocol", "coil.conflist", "coil.conflist.staged", "coild.sock", "del-queue", "api-servers.json", "bin/coil"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("nothing was printed of %q", want)
 		}

@@ -71,7 +71,7 @@ func (o *cleanupOptions) run(ctx context.Context) error {
 	err := cleanup.Run(ctx, cleanup.Config{
 		Kernel:      o.networkOptions(),
 		ExportTable: o.ExportTable, RouterProtocol: o.RouterProtocol,
-		Socket: o.Socket, Database: o.database(), DelQueueDir: o.delQueueDir(),
+		Socket: o.Socket, Database: o.database(), DelQueueDir: o.delQueueDir(), APIServers: o.apiServersFile(),
 		CNIConfDir: o.CNIConfDir, CNIConfName: o.CNIConfName, CNIBinDir: o.CNIBinDir,
 		Force: o.Force, State: o.State, Out: os.Stdout,
 	})
@@ -96,3 +96,6 @@ func (o *Options) database() string { return filepath.Join(o.StateDir, "coild.db
 
 // delQueueDir has the deletions that came while coild was away.
 func (o *Options) delQueueDir() string { return filepath.Join(o.StateDir, "del-queue") }
+
+// apiServersFile has the addresses of the API servers.
+func (o *Options) apiServersFile() string { return filepath.Join(o.StateDir, "api-servers.json") }

@@ -25,6 +25,7 @@ import (
 	"github.com/coil-net/coil/pkg/cniconf"
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/kube/servers"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/node/restore"
@@ -49,10 +50,12 @@ const (
 // daemon is coild while it runs.
 type daemon struct {
 	Options
-	clients  kube.Clients
-	registry *prometheus.Registry
-	health   *observe.Health
-	recorder kube.Recorder
+	clients kube.Clients
+	// apiServers are those that clients reach; nil if a kubeconfig says how.
+	apiServers *servers.Servers
+	registry   *prometheus.Registry
+	health     *observe.Health
+	recorder   kube.Recorder
 
 	fatal   func(error) // ends coild
 	metrics *reconcile.Metrics
@@ -84,12 +87,12 @@ type daemon struct {
 
 // run composes and runs coild until ctx ends.
 func (o *Options) run(ctx context.Context) error {
-	clients, err := kube.Connect(o.Kubeconfig, "coild")
+	clients, apiServers, err := o.connect(ctx)
 	if err != nil {
 		return err
 	}
 	d := &daemon{
-		Options: *o, clients: clients, registry: observe.NewRegistry(),
+		Options: *o, clients: clients, apiServers: apiServers, registry: observe.NewRegistry(),
 		health: observe.NewHealth(condAPI, condRecord, condNode, condDisk),
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -97,6 +100,21 @@ func (o *Options) run(ctx context.Context) error {
 	group.Go(func() error { return observe.Serve(ctx, d.Observe, d.registry, d.health) })
 	group.Go(func() error { return d.runNode(ctx) })
 	return group.Wait()
+}
+
+// connect returns the clients. In a pod they reach API servers also by addresses of their own; else own is nil.
+func (o *Options) connect(ctx context.Context) (clients kube.Clients, own *servers.Servers, err error) {
+	cfg, err := kube.Config(o.Kubeconfig, "coild")
+	if err != nil {
+		return kube.Clients{}, nil, err
+	}
+	if o.Kubeconfig == "" {
+		if own, err = servers.Use(ctx, cfg, o.apiServersFile()); err != nil {
+			return kube.Clients{}, nil, err
+		}
+	}
+	clients, err = kube.NewClients(cfg)
+	return clients, own, err
 }
 
 // runNode does everything but /metrics and health.
@@ -145,6 +163,9 @@ func (d *daemon) runNode(ctx context.Context) error {
 		return err
 	}
 
+	if d.apiServers != nil {
+		group.Go(func() error { return d.apiServers.Run(ctx, d.clients.Discovery) })
+	}
 	for _, p := range d.parts {
 		if p.run != nil {
 			group.Go(func() error { return p.run(ctx) })

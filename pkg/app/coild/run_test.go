@@ -11,9 +11,12 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/coil-net/coil/pkg/cniconf"
 	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // An API server may be away for hours; coild waits for it rather than to end.
@@ -86,4 +89,22 @@ func TestConfThatIsGone(t *testing.T) {
 			empty(t)
 		}
 	})
+}
+
+// A kubeconfig says how the API server is reached, and nothing else does.
+func TestConnectByKubeconfig(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1") // as in a pod
+	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
+	k := clientcmdapi.NewConfig()
+	k.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://192.0.2.2:6443"}
+	k.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
+	k.CurrentContext = "c"
+	o := &Options{Kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"), StateDir: t.TempDir()}
+	testkit.Check(t, clientcmd.WriteToFile(*k, o.Kubeconfig))
+	clients, own, err := o.connect(t.Context())
+	if err != nil || own != nil {
+		t.Errorf("API servers' own addresses: %v, %v", own, err)
+	} else if host := clients.Core.Get().URL().Host; host != "192.0.2.2:6443" {
+		t.Errorf("the API server is at %s", host)
+	}
 }

@@ -43,6 +43,8 @@ type Config struct {
 	ExportTable, RouterProtocol int
 
 	Socket, Database, DelQueueDir string
+	// APIServers is the file of the API servers' addresses.
+	APIServers string
 	// CNIConfDir and CNIConfName are of the network configuration; an empty name is none.
 	CNIConfDir, CNIConfName string
 	// CNIBinDir is the folder of the plugin.
@@ -201,6 +203,8 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	r.file(r.Socket)
 	r.file(filepath.Join(filepath.Dir(r.Socket), "."+strings.TrimPrefix(filepath.Base(r.Socket), ".")+".new"))
 	r.folder(r.DelQueueDir)
+	r.file(r.APIServers)
+	r.done(atomicfile.RemoveStale(r.APIServers, 0))
 	plugin := filepath.Join(r.CNIBinDir, spec.PluginType)
 	r.file(plugin)
 	r.done(atomicfile.RemoveStale(plugin, 0))
