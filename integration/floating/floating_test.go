@@ -40,6 +40,12 @@ var (
 // newFixture returns a rig whose nodes may have the address of a pool, in their order.
 func newFixture(t *testing.T, pool string, nodes int) *fixture {
 	t.Helper()
+	return newFixtureOf(t, pool, nodes, rig.NodeOptions{})
+}
+
+// newFixtureOf is newFixture with options of the nodes.
+func newFixtureOf(t *testing.T, pool string, nodes int, o rig.NodeOptions) *fixture {
+	t.Helper()
 	f, ctx := &fixture{Rig: shared.Rig(t), t: t}, t.Context()
 	common.Do(func() {
 		testkit.Check(t, f.AddNamespace(ctx, egressNamespace, "routers"), f.AddPool(ctx, "routers", 4, rig.Dual("10.0.0.0/16", "fd00::/112")))
@@ -49,7 +55,7 @@ func newFixture(t *testing.T, pool string, nodes int) *fixture {
 	testkit.Check(t, f.AddPool(ctx, pool, 0, subnet), f.Announce(ctx, pool, v2.AnnounceNeighbor))
 	var all []*rig.Node
 	for range nodes {
-		n := testkit.Must(f.AddNode(ctx, rig.NodeOptions{}))(t)
+		n := testkit.Must(f.AddNode(ctx, o))(t)
 		all = append(all, n)
 		t.Cleanup(func() {
 			if t.Failed() {

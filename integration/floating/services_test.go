@@ -47,12 +47,18 @@ type served struct {
 // newServed returns nodes of a rig in which coil-lb-controller runs, and a pool of a name for Services.
 func newServed(t *testing.T, pool string, announce v2.PoolAnnounce) *served {
 	t.Helper()
+	return newServedOf(t, pool, announce, rig.NodeOptions{})
+}
+
+// newServedOf is newServed with options of the nodes.
+func newServedOf(t *testing.T, pool string, announce v2.PoolAnnounce, options rig.NodeOptions) *served {
+	t.Helper()
 	s, ctx := &served{Rig: shared.Rig(t), t: t, ports: []int{7000, 7001, 7002}}, t.Context()
 	n := pools.Add(1)
 	s.subnets = [2]string{fmt.Sprintf("10.255.%d.0/31", 100+n), fmt.Sprintf("fd00:255::1:%x00/127", n)}
 	testkit.Check(t, s.AddPool(ctx, pool, 0, rig.Dual(s.subnets[0], s.subnets[1])), s.Announce(ctx, pool, announce))
 	for range 3 {
-		n := testkit.Must(s.AddNode(ctx, rig.NodeOptions{}))(t)
+		n := testkit.Must(s.AddNode(ctx, options))(t)
 		s.nodes = append(s.nodes, n)
 		s.listen(n)
 		t.Cleanup(func() {
@@ -167,7 +173,13 @@ func (s *served) reaches(ctx context.Context, name string, port int) (reached ma
 // answers waits until a node answers for the addresses of the Service, which the host outside reaches there, and returns the addresses and the node.
 func (s *served) answers(among ...*rig.Node) (addrs []netip.Addr, holder *rig.Node) {
 	s.t.Helper()
-	testkit.Eventually(s.t, 30*time.Second, "the Service is reached", func() error {
+	return s.answersWithin(30*time.Second, among...)
+}
+
+// answersWithin is answers that waits for another time.
+func (s *served) answersWithin(within time.Duration, among ...*rig.Node) (addrs []netip.Addr, holder *rig.Node) {
+	s.t.Helper()
+	testkit.Eventually(s.t, within, "the Service is reached", func() error {
 		o, err := s.Core.CoreV1().Services(metav1.NamespaceDefault).Get(s.t.Context(), "web", metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -45,6 +45,8 @@ type NodeOptions struct {
 	DiskBytes int64
 	// Behind is a plugin of the CNI project, ptp or bridge, that attaches the node's pods in place of Coil, which is behind it.
 	Behind string
+	// InCluster has coild reach the API server as a pod does: by a token, and by the ClusterIP, which rules of the node translate. See Node.LoseAPI.
+	InCluster bool
 	// Down leaves it to the caller to start coild.
 	Down bool
 	// Segment puts the node into a layer-2 network that it shares with the router alone,
@@ -72,6 +74,8 @@ type Node struct {
 	api    *netlab.Proxy
 	disk   *disk    // nil without DiskBytes
 	before *chained // nil without Behind
+	// inCluster is nil without InCluster.
+	inCluster *inCluster
 
 	rpc cnirpc.CNIClient
 	cc  *grpc.ClientConn
@@ -111,6 +115,11 @@ func (r *Rig) AddNode(ctx context.Context, o NodeOptions) (_ *Node, err error) {
 	}
 	if err := n.makeDisk(); err != nil {
 		return nil, err
+	}
+	if o.InCluster {
+		if n.inCluster, err = n.newInCluster(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if err := n.compose(); err != nil {
 		return nil, err
@@ -168,10 +177,16 @@ func (n *Node) compose() error {
 		Env: append([]string{"COIL_NODE_NAME=" + n.Name}, n.opts.CoildEnv...),
 		Log: n.path("coild.log"),
 	}
-	n.opts.CoildFlags = append([]string{
-		"--kubeconfig=" + kubeconfig, "--socket=" + n.Socket(), "--state-dir=" + n.StateDir(),
+	access := []string{"--kubeconfig=" + kubeconfig}
+	if n.inCluster != nil {
+		ip := clusterIP()
+		access = nil
+		n.Coild.Env = append(n.Coild.Env, "KUBERNETES_SERVICE_HOST="+ip.Addr().String(), fmt.Sprintf("KUBERNETES_SERVICE_PORT=%d", ip.Port()))
+	}
+	n.opts.CoildFlags = slices.Concat(access, []string{
+		"--socket=" + n.Socket(), "--state-dir=" + n.StateDir(),
 		"--boot-id-file=" + n.path("boot-id"), "--machine-id-file=" + n.path("machine-id"), "--cni-conf-dir=" + n.CNIConfDir(),
-	}, n.opts.CoildFlags...)
+	}, n.opts.CoildFlags)
 	n.cc, err = grpc.NewClient("unix://"+n.Socket(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -267,6 +282,10 @@ func (n *Node) PowerOn(ctx context.Context) (err error) {
 		return err
 	}
 	n.Coild.Netns, n.Coild.Path, n.Coild.Args = n.ns.Path(), n.rig.bin.coild, slices.Clone(n.opts.CoildFlags)
+	if n.inCluster != nil {
+		n.inCluster.run(n.Coild)
+		return n.inCluster.connect(ctx)
+	}
 	return nil
 }
 
@@ -276,6 +295,9 @@ func (n *Node) PowerOn(ctx context.Context) (err error) {
 func (n *Node) PowerCut(ctx context.Context) error {
 	n.Coild.Kill()
 	errs := []error{n.api.Close()}
+	if n.inCluster != nil {
+		errs = append(errs, n.inCluster.close())
+	}
 	for _, s := range n.Sandboxes() {
 		n.rig.Ledger.lost(s)
 		errs = append(errs, s.RemoveNetns())
@@ -288,7 +310,12 @@ func (n *Node) PowerCut(ctx context.Context) error {
 }
 
 // CutAPI cuts the node off the API server, or connects it again.
-func (n *Node) CutAPI(cut bool) { n.api.Cut(cut) }
+func (n *Node) CutAPI(cut bool) {
+	n.api.Cut(cut)
+	if n.inCluster != nil {
+		n.inCluster.proxy.Cut(cut)
+	}
+}
 
 // Start starts coild and waits until it serves ADD.
 func (n *Node) Start(ctx context.Context) error {
@@ -392,6 +419,9 @@ func (n *Node) close() error {
 	if n.api != nil {
 		errs = append(errs, n.api.Close())
 		n.api = nil
+	}
+	if n.inCluster != nil {
+		errs = append(errs, n.inCluster.close())
 	}
 	if n.ns != nil {
 		errs = append(errs, n.ns.Close())
