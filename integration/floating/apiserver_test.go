@@ -70,11 +70,8 @@ func oneConnection(t *testing.T, n *rig.Node) {
 	})
 }
 
-// The address of a Service leaves a node whose Service proxy has lost its rules, also those that lead to the API server.
-func TestServiceWithoutServiceProxy(t *testing.T) {
-	if !testkit.LBForm.Long() {
-		t.Skip("the short form is TestWithoutServiceProxy")
-	}
+// leavesWithoutServiceProxy has the address of a Service leave a node whose Service proxy has lost its rules, also those that lead to the API server.
+func leavesWithoutServiceProxy(t *testing.T) {
 	s, ctx := newServedOf(t, "leaving", v2.AnnounceNeighbor, rig.NodeOptions{InCluster: true}), t.Context()
 	s.serve("web", s.ports[0])
 	addrs, holder := s.answers(s.nodes...)

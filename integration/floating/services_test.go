@@ -224,6 +224,9 @@ func (s *served) cutPower(holder *rig.Node, addrs []netip.Addr) (next *rig.Node,
 // A Service gets an address that one node answers for. Hosts outside reach the Service's port by it, and no other program of the node. When the node loses its
 // power, another one answers. When the Service is gone, none does. A Service that no proxy serves is reached by nobody, and says so.
 func TestAddressOfService(t *testing.T) {
+	if testkit.LBForm.Long() { // TestWithoutServiceProxy is the short form
+		t.Run("without the rules of the proxy", leavesWithoutServiceProxy)
+	}
 	s, ctx := newServed(t, "services", v2.AnnounceNeighbor), t.Context()
 	s.serve("web", s.ports[0])
 	s.serve("odd", s.ports[2])
