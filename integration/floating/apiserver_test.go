@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -101,6 +104,14 @@ func leavesWithoutServiceProxy(t *testing.T) {
 		s.proxy(holder)
 		holder = next
 	}
+	testkit.Check(t, s.services().Delete(ctx, "web", metav1.DeleteOptions{}))
+	testkit.Eventually(t, 20*time.Second, "the Service is gone", func() error {
+		_, err := s.services().Get(ctx, "web", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is there: %w", err)
+	})
 	t.Logf("reached again after %s", taken)
 	// The node finds out within 30 s, as with an API server that needs no proxy; the connection that is lost has ended by then.
 	if longest := slices.Max(taken); longest > testkit.Limit(35*time.Second) {
