@@ -104,4 +104,9 @@ func TestCoilctl(t *testing.T) {
 	if code != 0 || errOut != "" || !strings.Contains(out, "AddressBlock          1       fine\n") || !strings.Contains(out, "Egress                0       none\n") {
 		t.Errorf("coilctl status: %d, %s%s", code, out, errOut)
 	}
+	wants(0, "NODE   READY   COILD   BLOCKS   ADDRESSES   FLOATING\nn1     yes     no      1        3/4         0\n", "", "nodes")
+	wants(0, "ADDRESS   OWNER   STATE   HOLDER   SINCE   PORTS   ATTENTION\n", "", "addresses")
+	wants(0, "[]\n", "", "egresses", "-o", "yaml")
+	wants(0, "NAMESPACE   NAME   ADDRESSES   STATUS   MESSAGE\n", "", "services")
+	wants(1, "", "error: unknown command \"n1\" for \"kubectl coil nodes\"\n", "nodes", "n1")
 }

@@ -70,6 +70,7 @@ func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command 
 	root.PersistentFlags().StringVar(&t.colour, "color", colourAuto, "colours: auto (on a terminal, unless NO_COLOR is set), always, never")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return t.validate() }
 	root.AddCommand(t.pools(), t.status())
+	root.AddCommand(t.lists()...)
 	return root
 }
 

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/coil-net/coil/pkg/plan/health"
-	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/plan/inventory"
 )
 
 // statusOptions are the flags of the command status.
@@ -54,17 +54,9 @@ type overview struct {
 }
 
 func (o *statusOptions) run(ctx context.Context) error {
-	core, err := o.core()
-	if err != nil {
-		return err
-	}
-	client, err := o.coil()
-	if err != nil {
-		return err
-	}
 	var seen overview
 	for end := time.Now().Add(o.wait); ; {
-		f, err := facts(ctx, core, client, time.Now())
+		f, err := o.read(ctx)
 		if err != nil {
 			return err
 		}
@@ -89,18 +81,12 @@ func (o *statusOptions) run(ctx context.Context) error {
 }
 
 // overviewOf judges the objects of a cluster.
-func overviewOf(f health.Facts) overview {
+func overviewOf(f inventory.Objects) overview {
 	seen := overview{Findings: health.Findings(f)}
-	served := 0
-	for _, s := range f.Services {
-		if s.Annotations[loadbalancer.AnnotationAssigned] != "" {
-			served++
-		}
-	}
 	seen.Kinds = []kind{
 		{Kind: "AddressPool", Count: len(f.Pools)}, {Kind: "AddressBlock", Count: len(f.Blocks)}, {Kind: "BlockRequest", Count: len(f.Requests)},
 		{Kind: "AddressClaim", Count: len(f.Claims)}, {Kind: "Egress", Count: len(f.Egresses)}, {Kind: "EgressPolicy", Count: len(f.Policies)},
-		{Kind: "EgressClusterPolicy", Count: len(f.ClusterPolicies)}, {Kind: "LoadBalancerGateway", Count: len(f.Gateways)}, {Kind: "Service", Count: served},
+		{Kind: "EgressClusterPolicy", Count: len(f.ClusterPolicies)}, {Kind: "LoadBalancerGateway", Count: len(f.Gateways)}, {Kind: "Service", Count: len(inventory.Services(f))},
 		{Kind: "Node", Count: len(f.Nodes)},
 	}
 	objects := map[string]bool{}

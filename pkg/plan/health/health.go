@@ -16,6 +16,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/inventory"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 )
 
@@ -44,24 +45,6 @@ func (f Finding) Object() string {
 	return f.Kind + " " + f.Namespace + "/" + f.Name
 }
 
-// Facts are the objects of a cluster.
-type Facts struct {
-	Pools           []*v2.AddressPool
-	Blocks          []*v2.AddressBlock
-	Requests        []*v2.BlockRequest
-	Claims          []*v2.AddressClaim
-	Egresses        []*v2.Egress
-	Policies        []*v2.EgressPolicy
-	ClusterPolicies []*v2.EgressClusterPolicy
-	Gateways        []*v2.LoadBalancerGateway
-	// Services may be all of the cluster: those that Coil doesn't serve have no conditions of Coil's.
-	Services []*corev1.Service
-	Nodes    []*corev1.Node
-	// Coilds are the pods of coild.
-	Coilds []*corev1.Pod
-	Now    time.Time
-}
-
 // good says which status of a condition is no finding.
 type good struct {
 	condition string
@@ -84,8 +67,8 @@ var (
 		{loadbalancer.ConditionPolicies, metav1.ConditionTrue}}
 )
 
-// Findings returns what is wrong, sorted by kind in the order of Facts, then by name.
-func Findings(f Facts) []Finding {
+// Findings returns what is wrong with the objects of a cluster, in the order of inventory.Objects.
+func Findings(f inventory.Objects) []Finding {
 	j := judge{now: f.Now}
 	for _, o := range f.Pools {
 		j.object("AddressPool", o, o.Status.Conditions, poolConditions)
@@ -172,7 +155,7 @@ func (j *judge) nodes(nodes []*corev1.Node, coilds []*corev1.Pod) {
 			continue // its coild may well not run
 		}
 		pods := on[n.Name]
-		if slices.ContainsFunc(pods, isReady) {
+		if slices.ContainsFunc(pods, inventory.PodReady) {
 			continue
 		}
 		slices.SortFunc(pods, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
@@ -191,10 +174,6 @@ func condition(all []corev1.NodeCondition, kind corev1.NodeConditionType) *corev
 		return nil
 	}
 	return &all[i]
-}
-
-func isReady(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
 }
 
 // waiting says what kubelet tells of the containers of a pod that don't run.

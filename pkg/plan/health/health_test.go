@@ -11,6 +11,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/health"
+	"github.com/coil-net/coil/pkg/plan/inventory"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 )
 
@@ -29,30 +30,30 @@ func is(kind string, status metav1.ConditionStatus) metav1.Condition {
 
 // Each condition is a finding with one status, and none with the other.
 func TestConditions(t *testing.T) {
-	kinds := map[string]func(f *health.Facts, conditions ...metav1.Condition){
-		"AddressPool": func(f *health.Facts, c ...metav1.Condition) {
+	kinds := map[string]func(f *inventory.Objects, conditions ...metav1.Condition){
+		"AddressPool": func(f *inventory.Objects, c ...metav1.Condition) {
 			f.Pools = append(f.Pools, &v2.AddressPool{ObjectMeta: named("x"), Status: v2.AddressPoolStatus{Conditions: c}})
 		},
-		"AddressBlock": func(f *health.Facts, c ...metav1.Condition) {
+		"AddressBlock": func(f *inventory.Objects, c ...metav1.Condition) {
 			f.Blocks = append(f.Blocks, &v2.AddressBlock{ObjectMeta: named("x"), Status: v2.AddressBlockStatus{Conditions: c}})
 		},
-		"AddressClaim": func(f *health.Facts, c ...metav1.Condition) {
+		"AddressClaim": func(f *inventory.Objects, c ...metav1.Condition) {
 			f.Claims = append(f.Claims, &v2.AddressClaim{ObjectMeta: named("x"), Status: v2.AddressClaimStatus{Conditions: c}})
 		},
-		"Egress": func(f *health.Facts, c ...metav1.Condition) {
+		"Egress": func(f *inventory.Objects, c ...metav1.Condition) {
 			f.Egresses = append(f.Egresses, &v2.Egress{ObjectMeta: named("x"), Status: v2.EgressStatus{Conditions: c}})
 		},
-		"EgressPolicy": func(f *health.Facts, c ...metav1.Condition) {
+		"EgressPolicy": func(f *inventory.Objects, c ...metav1.Condition) {
 			f.Policies = append(f.Policies, &v2.EgressPolicy{ObjectMeta: named("x"), Status: v2.EgressPolicyStatus{Conditions: c}})
 		},
-		"EgressClusterPolicy": func(f *health.Facts, c ...metav1.Condition) {
+		"EgressClusterPolicy": func(f *inventory.Objects, c ...metav1.Condition) {
 			f.ClusterPolicies = append(f.ClusterPolicies, &v2.EgressClusterPolicy{ObjectMeta: named("x"), Status: v2.EgressPolicyStatus{Conditions: c}})
 		},
-		"LoadBalancerGateway": func(f *health.Facts, c ...metav1.Condition) {
+		"LoadBalancerGateway": func(f *inventory.Objects, c ...metav1.Condition) {
 			heard := ago(time.Second)
 			f.Gateways = append(f.Gateways, &v2.LoadBalancerGateway{ObjectMeta: named("x"), Status: v2.LoadBalancerGatewayStatus{Conditions: c, LastContact: &heard}})
 		},
-		"Service": func(f *health.Facts, c ...metav1.Condition) {
+		"Service": func(f *inventory.Objects, c ...metav1.Condition) {
 			f.Services = append(f.Services, &corev1.Service{ObjectMeta: named("x"), Status: corev1.ServiceStatus{Conditions: c}})
 		},
 	}
@@ -76,7 +77,7 @@ func TestConditions(t *testing.T) {
 	} {
 		t.Run(c.kind+"/"+c.condition, func(t *testing.T) {
 			for status, want := range map[metav1.ConditionStatus]bool{metav1.ConditionTrue: c.bad == metav1.ConditionTrue, metav1.ConditionFalse: c.bad == metav1.ConditionFalse, metav1.ConditionUnknown: true} {
-				f := health.Facts{Now: now}
+				f := inventory.Objects{Now: now}
 				kinds[c.kind](&f, is(c.condition, status), is("example.org/Other", metav1.ConditionTrue), is("example.org/Another", metav1.ConditionFalse))
 				kinds[c.kind](&f)
 				var wanted []health.Finding
@@ -104,7 +105,7 @@ func TestLate(t *testing.T) {
 		fresh.CreationTimestamp = since
 		node := &corev1.Node{ObjectMeta: fresh}
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-		f := health.Facts{
+		f := inventory.Objects{
 			Blocks: []*v2.AddressBlock{{ObjectMeta: going}}, Requests: []*v2.BlockRequest{{ObjectMeta: fresh}},
 			Gateways: []*v2.LoadBalancerGateway{{ObjectMeta: fresh}, {ObjectMeta: named("old"), Status: v2.LoadBalancerGatewayStatus{LastContact: &since}}},
 			Nodes:    []*corev1.Node{node}, Now: now,
@@ -149,7 +150,7 @@ func TestNodes(t *testing.T) {
 		}
 		return p
 	}
-	got := health.Findings(health.Facts{
+	got := health.Findings(inventory.Objects{
 		Nodes: []*corev1.Node{
 			node("fine", corev1.ConditionTrue), node("updating", corev1.ConditionTrue), node("without", corev1.ConditionTrue), node("crashing", corev1.ConditionTrue),
 			node("away", corev1.ConditionUnknown), node("new", ""),

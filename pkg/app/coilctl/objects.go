@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
-	"github.com/coil-net/coil/pkg/plan/health"
+	"github.com/coil-net/coil/pkg/plan/inventory"
 )
 
 // coildPods selects the pods of coild.
@@ -37,10 +37,9 @@ func listed[T any](into *[]*T, l runtime.Object, err error) error {
 	})
 }
 
-// facts reads the objects that the health of a cluster depends on, with one list of each kind. What can't be listed is in the error, and the others are in the facts all
-// the same.
-func facts(ctx context.Context, core kubernetes.Interface, client versioned.Interface, now time.Time) (health.Facts, error) {
-	f := health.Facts{Now: now}
+// objects reads those of a cluster, with one list of each kind. What can't be listed is in the error, and the others are in the result all the same.
+func objects(ctx context.Context, core kubernetes.Interface, client versioned.Interface, now time.Time) (inventory.Objects, error) {
+	f := inventory.Objects{Now: now}
 	coil, all := client.CoilV2(), metav1.NamespaceAll
 	reads := []struct {
 		what string
