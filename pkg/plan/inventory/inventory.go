@@ -135,6 +135,11 @@ type Address struct {
 	Attention []string `json:"attention,omitempty"`
 }
 
+// attention has the status of conditions that somebody should look at.
+var attention = map[string]metav1.ConditionStatus{
+	v2.BlockConflicting: metav1.ConditionTrue, v2.BlockForwardingBlocked: metav1.ConditionTrue, v2.BlockStandbyInStep: metav1.ConditionFalse,
+}
+
 // Addresses returns the floating addresses, in the order of their pools and blocks.
 func Addresses(o Objects) []Address {
 	var blocks []*v2.AddressBlock
@@ -166,11 +171,12 @@ func Addresses(o Objects) []Address {
 		for _, p := range f.Ports {
 			a.Ports = append(a.Ports, strings.TrimSpace(fmt.Sprint(p.Protocol, " ", p.Port, " ", p.Service)))
 		}
-		for _, kind := range []string{v2.BlockConflicting, v2.BlockForwardingBlocked} {
-			if c := meta.FindStatusCondition(b.Status.Conditions, kind); c != nil && c.Status == metav1.ConditionTrue {
+		for kind, bad := range attention {
+			if c := meta.FindStatusCondition(b.Status.Conditions, kind); c != nil && c.Status == bad {
 				a.Attention = append(a.Attention, strings.ReplaceAll(c.Message, "\n", "; "))
 			}
 		}
+		slices.Sort(a.Attention)
 		all = append(all, a)
 	}
 	return all
@@ -220,7 +226,7 @@ func Egresses(o Objects) []Egress {
 	return all
 }
 
-// Service is a Service of the type LoadBalancer that Coil serves.
+// Service is a Service of the type LoadBalancer that Coil serves, or should: of its class, or with something from Coil.
 type Service struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -233,16 +239,16 @@ type Service struct {
 
 // Services returns the Services, sorted by namespace and name.
 func Services(o Objects) []Service {
-	var all []Service
+	all := make([]Service, 0)
 	for _, s := range o.Services {
-		if _, ours := s.Annotations[loadbalancer.AnnotationAssigned]; !ours {
+		if !loadbalancer.Taken(s) && !loadbalancer.Managed(s, false) {
 			continue
 		}
-		row := Service{Namespace: s.Namespace, Name: s.Name, Reason: "Pending"}
+		row := Service{Namespace: s.Namespace, Name: s.Name, Addresses: []string{}, Reason: "Pending"}
 		for _, i := range s.Status.LoadBalancer.Ingress {
 			row.Addresses = append(row.Addresses, cmp.Or(i.IP, i.Hostname))
 		}
-		for _, kind := range []string{loadbalancer.ConditionAssigned, loadbalancer.ConditionServed} {
+		for _, kind := range []string{loadbalancer.ConditionAssigned, loadbalancer.ConditionServed, loadbalancer.ConditionPolicies} {
 			c := meta.FindStatusCondition(s.Status.Conditions, kind)
 			if c == nil {
 				break

@@ -51,15 +51,16 @@ func TestAddresses(t *testing.T) {
 	}
 	blocked := metav1.Condition{Type: v2.BlockForwardingBlocked, Status: metav1.ConditionTrue, Message: "node n1: a\nnode n2: b"}
 	fine := metav1.Condition{Type: v2.BlockConflicting, Status: metav1.ConditionFalse, Message: "over"}
+	behind := metav1.Condition{Type: v2.BlockStandbyInStep, Status: metav1.ConditionFalse, Message: "node n2 lacks connections"}
 	got := inventory.Addresses(inventory.Objects{Blocks: []*v2.AddressBlock{
 		block(10, "out-10", "192.0.2.10/32", v2.Floating{ReleasedAt: &since, Holding: v2.FloatingHolding{Holder: "n1"}}),
-		block(2, "out-2", "192.0.2.2/32", v2.Floating{Holding: v2.FloatingHolding{Holder: "n1", Since: &since}}, blocked, fine),
+		block(2, "out-2", "192.0.2.2/32", v2.Floating{Holding: v2.FloatingHolding{Holder: "n1", Since: &since}}, blocked, fine, behind),
 		block(3, "out-3", "192.0.2.3/32", v2.Floating{Successors: []v2.FloatingNode{{Node: "n1"}}}),
 		block(4, "out-4", "192.0.2.4/32", v2.Floating{Ports: []v2.FloatingPort{{Protocol: corev1.ProtocolTCP, Port: 80, Service: "shop/web"}, {Protocol: corev1.ProtocolUDP, Port: 53}}}),
 		{ObjectMeta: metav1.ObjectMeta{Name: "pods-0"}},
 	}})
 	want := []inventory.Address{
-		{Address: "192.0.2.2", Block: "out-2", Owner: "Egress internet/nat", State: inventory.StateHeld, Holder: "n1", Since: &since, Attention: []string{"node n1: a; node n2: b"}},
+		{Address: "192.0.2.2", Block: "out-2", Owner: "Egress internet/nat", State: inventory.StateHeld, Holder: "n1", Since: &since, Attention: []string{"node n1: a; node n2: b", "node n2 lacks connections"}},
 		{Address: "192.0.2.3", Block: "out-3", Owner: "Egress internet/nat", State: inventory.StateNoHolder},
 		{Address: "192.0.2.4", Block: "out-4", Owner: "Egress internet/nat", State: inventory.StateNowhere, Ports: []string{"TCP 80 shop/web", "UDP 53"}},
 		{Address: "192.0.2.10", Block: "out-10", Owner: "Egress internet/nat", State: inventory.StateCooling, Holder: "n1", Since: &since},
@@ -89,7 +90,7 @@ func TestEgresses(t *testing.T) {
 	}
 }
 
-// Services that Coil serves say how far they are: by the first condition that isn't true, else by the last one.
+// Services that Coil serves, or of its class, say how far they are: by the first condition that isn't true, else by the last one.
 func TestServices(t *testing.T) {
 	service := func(name string, ours bool, conditions ...metav1.Condition) *corev1.Service {
 		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
@@ -104,15 +105,23 @@ func TestServices(t *testing.T) {
 		return metav1.Condition{Type: loadbalancer.ConditionAssigned, Status: s, Reason: reason, Message: "a"}
 	}
 	served := metav1.Condition{Type: loadbalancer.ConditionServed, Status: metav1.ConditionTrue, Reason: "Served", Message: "s"}
+	class := loadbalancer.Class
+	bare := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "bare"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: &class}}
+	unclear := metav1.Condition{Type: loadbalancer.ConditionPolicies, Status: metav1.ConditionFalse, Reason: "ClientsHidden", Message: "p"}
 	got := inventory.Services(inventory.Objects{Services: []*corev1.Service{
-		service("web", true, assigned(metav1.ConditionTrue, "AddressAssigned"), served), service("theirs", false), service("new", true),
+		bare, service("policed", true, assigned(metav1.ConditionTrue, "AddressAssigned"), served, unclear), service("web", true, assigned(metav1.ConditionTrue, "AddressAssigned"), served), service("theirs", false), service("new", true),
 		service("late", true, assigned(metav1.ConditionFalse, "WaitsForAddress"), served),
 	}})
 	addresses := []string{"192.0.2.1"}
 	want := []inventory.Service{
+		{Namespace: "shop", Name: "bare", Addresses: []string{}, Reason: "Pending"},
 		{Namespace: "shop", Name: "late", Addresses: addresses, Reason: "WaitsForAddress", Message: "a"},
 		{Namespace: "shop", Name: "new", Addresses: addresses, Reason: "Pending"},
+		{Namespace: "shop", Name: "policed", Addresses: addresses, Reason: "ClientsHidden", Message: "p"},
 		{Namespace: "shop", Name: "web", Addresses: addresses, Reason: "Served", Message: "s"},
+	}
+	if none := inventory.Services(inventory.Objects{}); none == nil {
+		t.Error("no Service is null as JSON")
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
