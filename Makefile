@@ -134,6 +134,10 @@ test-lb: ## Kill coil-lb-controller at each step, and calls of OpenStack; cut th
 	COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster,vm -no-skips $(ARGS) ./pkg/plan/loadbalancer/ ./pkg/controller/loadbalancer/ ./pkg/node/floating/place/ ./pkg/node/floating/forwarding/ ./pkg/keepalived/ ./pkg/lbgateway/ ./pkg/kernel/nft/ ./integration/openstack/ ./integration/gateway/machine/
 	$(if $(ARGS),,COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster -no-skips -run='^Test(Service.*|Scenario.*|AddressOfService|LBController.*)$$' ./integration/apiserver/ ./integration/crash/ ./integration/floating/ ./integration/gateway/ ./integration/cluster/)
 
+.PHONY: test-operate
+test-operate: ## Look by coilctl at a cluster of 5,000 Nodes and 20,000 AddressBlocks, as root
+	COIL_OPERATE=long $(GOTEST) -tiers=netns,apiserver -no-skips -run='^(TestStatus|TestCoilctl.*)$$' $(ARGS) ./integration/bench/scale/ ./integration/apiserver/
+
 .PHONY: test-release
 test-release: ## Make a release twice, for all architectures, and compile all of it each time; compare the bytes
 	COIL_RELEASE=long $(GOTEST) -tiers=apiserver -no-skips $(ARGS) ./hack/release/

@@ -53,6 +53,7 @@ const (
 	ReleaseForm  Form = "COIL_RELEASE"
 	FloatingForm Form = "COIL_FLOATING"
 	LBForm       Form = "COIL_LB"
+	OperateForm  Form = "COIL_OPERATE"
 )
 
 // Form is the environment variable that is "long" for the long form of some tests.

@@ -2,8 +2,8 @@
 // thousands of Nodes and AddressBlocks, hundreds of coilds at one API server, pods of
 // one pool while another pool's block is late, an Egress whose thousands of clients come
 // and go, thousands of Services and the gateway machines that serve them, an exhausted pool that
-// thousands of nodes ask, a router that dies for all, and an API server that refuses all requests
-// for a while.
+// thousands of nodes ask, a router that dies for all, an API server that refuses all requests
+// for a while, and an operator who looks at all of it.
 //
 // It owns the objects that it measures with and the targets. It must not know how any
 // of the programs works inside. Of thousands of nodes it runs only the loops that are
@@ -55,11 +55,12 @@ type options struct {
 }
 
 func main() {
+	playRunner()
 	playClientNode()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // one about the name of the finalizer in each answer
 	o := options{log: os.Stderr}
-	pflag.StringSliceVar(&o.parts, "parts", []string{"controller", "stall", "coilds", "clients", "policies", "services", "gateway", "translation", "exhausted", "deaths", "refusals"}, "what to measure")
+	pflag.StringSliceVar(&o.parts, "parts", []string{"controller", "stall", "coilds", "clients", "policies", "services", "gateway", "translation", "exhausted", "deaths", "refusals", "status"}, "what to measure")
 	pflag.IntVar(&o.nodes, "nodes", 5000, "Nodes of the controller's cluster")
 	pflag.IntVar(&o.blocks, "blocks", 20000, "AddressBlocks of the controller's cluster")
 	pflag.IntVar(&o.singles, "singles", 200, "BlockRequests made one by one")
@@ -104,7 +105,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	for _, part := range o.parts {
 		measure := map[string]func(context.Context, options, *report) error{
 			"controller": measureController, "stall": measureStall, "coilds": measureCoilds,
-			"clients": measureClients, "policies": measurePolicies, "services": measureServices, "gateway": measureGateway, "translation": measureTranslation, "exhausted": measureExhausted, "deaths": measureDeaths, "refusals": measureRefusals,
+			"clients": measureClients, "policies": measurePolicies, "services": measureServices, "gateway": measureGateway, "translation": measureTranslation, "exhausted": measureExhausted, "deaths": measureDeaths, "refusals": measureRefusals, "status": measureStatus,
 		}[part]
 		if measure == nil {
 			return fmt.Errorf("there is no part %q", part)

@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +24,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	playRunner()
 	playClientNode()
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	os.Exit(m.Run())
@@ -212,6 +216,21 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// An operator sees a cluster soon; in the long form, a large one.
+func TestStatus(t *testing.T) {
+	o, rep := need(t), newReport()
+	o.nodes, o.blocks = testkit.OperateForm.Times(o.nodes, 5000), testkit.OperateForm.Times(o.blocks, 20000)
+	if err := measureStatus(t.Context(), o, rep); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range rep.Figures {
+		t.Logf("%s: %v %s", f.Name, f.Value, f.Unit)
+		if !f.Reached {
+			t.Errorf("%s: %v %s, want at most %v", f.Name, f.Value, f.Unit, *f.AtMost)
+		}
+	}
+}
+
 // The verb and the resource of a request are those that Kubernetes writes into its audit log.
 func TestVerbAndResource(t *testing.T) {
 	for request, want := range map[string]string{
@@ -287,6 +306,22 @@ func TestKinds(t *testing.T) {
 			t.Errorf("%s is %q and %q, want %q and %q", tt.key, e, b, tt.egress, tt.block)
 		}
 	}
+}
+
+// The memory of a program that ends soon is its own, and not that of the process that has started it; its exit code is told.
+func TestRunMeasured(t *testing.T) {
+	large := make([]byte, 1<<28)
+	for i := 0; i < len(large); i += 4096 {
+		large[i] = 1
+	}
+	out, u, err := runMeasured(t.Context(), "sh", "-c", "echo out; exit 3")
+	if failed := (*exec.ExitError)(nil); !errors.As(err, &failed) || failed.ExitCode() != 3 || string(out) != "out\n" {
+		t.Errorf("%s, error %v", out, err)
+	}
+	if u.MaxRSS <= 0 || u.MaxRSS > 1<<17 || u.Took <= 0 {
+		t.Errorf("a shell uses %+v", u)
+	}
+	runtime.KeepAlive(large)
 }
 
 // A process's clock counts what it uses, and not what passes.

@@ -93,6 +93,7 @@ func (t *tool) config() (*rest.Config, error) {
 		return nil, err
 	}
 	cfg.UserAgent = userAgent
+	cfg.QPS = -1 // the API server shares itself out, and a command makes a dozen of requests
 	return cfg, nil
 }
 

@@ -1,7 +1,6 @@
 package coilctl
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -36,7 +35,7 @@ func (t *tool) list(name, short string, make func(inventory.Objects) table) *cob
 		Use: name, Short: short, Args: cobra.NoArgs,
 		Long: short + ".\n\nIt needs the right to list nodes, pods and services, and all kinds of coil.cybozu.com.",
 		RunE: func(c *cobra.Command, _ []string) error {
-			all, err := t.read(c.Context())
+			all, err := t.read(c.Context(), everything)
 			if err != nil {
 				return err
 			}
@@ -44,19 +43,6 @@ func (t *tool) list(name, short string, make func(inventory.Objects) table) *cob
 			return t.print(made.value, made.header, made.rows)
 		},
 	}
-}
-
-// read reads the objects of the cluster.
-func (t *tool) read(ctx context.Context) (inventory.Objects, error) {
-	core, err := t.core()
-	if err != nil {
-		return inventory.Objects{}, err
-	}
-	client, err := t.coil()
-	if err != nil {
-		return inventory.Objects{}, err
-	}
-	return objects(ctx, core, client, time.Now())
 }
 
 func yes(b bool) string {

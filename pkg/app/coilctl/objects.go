@@ -4,85 +4,186 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube/listing"
+	"github.com/coil-net/coil/pkg/plan/health"
 	"github.com/coil-net/coil/pkg/plan/inventory"
+	"github.com/coil-net/coil/pkg/plan/preflight"
 )
 
 // coildPods selects the pods of coild.
 const coildPods = "app.kubernetes.io/name=coil,app.kubernetes.io/component=coild"
 
-// cached asks for a list from the API server's cache: one answer, however long.
-func cached() metav1.ListOptions { return metav1.ListOptions{ResourceVersion: "0"} }
-
-// listed keeps the objects of a list.
-func listed[T any](into *[]*T, l runtime.Object, err error) error {
-	if err != nil {
-		return err
-	}
-	return meta.EachListItem(l, func(o runtime.Object) error {
-		item, ok := any(o).(*T)
-		if !ok {
-			return fmt.Errorf("a list has a %T", o)
-		}
-		*into = append(*into, item)
-		return nil
-	})
+// clients are those of one cluster.
+type clients struct {
+	core kubernetes.Interface
+	coil versioned.Interface
 }
 
-// objects reads those of a cluster, with one list of each kind. What can't be listed is in the error, and the others are in the result all the same.
-func objects(ctx context.Context, core kubernetes.Interface, client versioned.Interface, now time.Time) (inventory.Objects, error) {
-	f := inventory.Objects{Now: now}
-	coil, all := client.CoilV2(), metav1.NamespaceAll
-	reads := []struct {
-		what string
-		do   func() error
-	}{
-		{"AddressPools", func() error { l, err := coil.AddressPools().List(ctx, cached()); return listed(&f.Pools, l, err) }},
-		{"AddressBlocks", func() error { l, err := coil.AddressBlocks().List(ctx, cached()); return listed(&f.Blocks, l, err) }},
-		{"BlockRequests", func() error { l, err := coil.BlockRequests().List(ctx, cached()); return listed(&f.Requests, l, err) }},
-		{"AddressClaims", func() error { l, err := coil.AddressClaims(all).List(ctx, cached()); return listed(&f.Claims, l, err) }},
-		{"Egresses", func() error { l, err := coil.Egresses(all).List(ctx, cached()); return listed(&f.Egresses, l, err) }},
-		{"EgressPolicies", func() error {
-			l, err := coil.EgressPolicies(all).List(ctx, cached())
-			return listed(&f.Policies, l, err)
-		}},
-		{"EgressClusterPolicies", func() error {
-			l, err := coil.EgressClusterPolicies().List(ctx, cached())
-			return listed(&f.ClusterPolicies, l, err)
-		}},
-		{"LoadBalancerGateways", func() error {
-			l, err := coil.LoadBalancerGateways().List(ctx, cached())
-			return listed(&f.Gateways, l, err)
-		}},
-		{"Services", func() error {
-			l, err := core.CoreV1().Services(all).List(ctx, cached())
-			return listed(&f.Services, l, err)
-		}},
-		{"Nodes", func() error { l, err := core.CoreV1().Nodes().List(ctx, cached()); return listed(&f.Nodes, l, err) }},
-		{"pods of coild", func() error {
-			o := cached()
-			o.LabelSelector = coildPods
-			l, err := core.CoreV1().Pods(all).List(ctx, o)
-			return listed(&f.Coilds, l, err)
-		}},
+// of returns the client of a group: that of Coil, or the one without a name.
+func (c clients) of(coils bool) rest.Interface {
+	if coils {
+		return c.coil.CoilV2().RESTClient()
 	}
-	errs := make([]error, len(reads))
+	return c.core.CoreV1().RESTClient()
+}
+
+// connect returns the clients of the cluster.
+func (t *tool) connect() (clients, error) {
+	core, err := t.core()
+	if err != nil {
+		return clients{}, err
+	}
+	coil, err := t.coil()
+	return clients{core, coil}, err
+}
+
+// source is a kind of objects that commands read.
+type source struct {
+	// resource is such as "addresspools", which coils says to be of Coil's group.
+	resource string
+	coils    bool
+	// read adds all objects.
+	read func(context.Context, clients, *inventory.Objects) error
+	// follow lists and watches; the result adds the objects of the moment.
+	follow func(context.Context, *sync.WaitGroup, clients, listing.Follower) func(*inventory.Objects)
+}
+
+// sourceOf returns the source of a kind, whose objects are in a list of inventory.Objects.
+func sourceOf[T any, P listing.Object[T]](resource string, coils bool, selector string, in func(*inventory.Objects) *[]P, trim func(*T)) source {
+	at := func(c clients) listing.Source[T] {
+		return listing.Source[T]{Client: c.of(coils), Resource: resource, Selector: selector, Trim: func(o *T) {
+			if trim != nil {
+				trim(o)
+			}
+			trimChanges(P(o))
+		}}
+	}
+	return source{
+		resource: resource, coils: coils,
+		read: func(ctx context.Context, c clients, o *inventory.Objects) error {
+			list := in(o)
+			return listing.Each(ctx, at(c), func(p P) { *list = append(*list, p) })
+		},
+		follow: func(ctx context.Context, done *sync.WaitGroup, c clients, to listing.Follower) func(*inventory.Objects) {
+			all := listing.Follow[T, P](ctx, done, at(c), to)
+			return func(o *inventory.Objects) { *in(o) = all() }
+		},
+	}
+}
+
+// The kinds that commands read.
+var (
+	readPools    = sourceOf("addresspools", true, "", func(o *inventory.Objects) *[]*v2.AddressPool { return &o.Pools }, nil)
+	readBlocks   = sourceOf("addressblocks", true, "", func(o *inventory.Objects) *[]*v2.AddressBlock { return &o.Blocks }, nil)
+	readClaims   = sourceOf("addressclaims", true, "", func(o *inventory.Objects) *[]*v2.AddressClaim { return &o.Claims }, nil)
+	readEgresses = sourceOf("egresses", true, "", func(o *inventory.Objects) *[]*v2.Egress { return &o.Egresses }, nil)
+	readPolicies = sourceOf("egresspolicies", true, "", func(o *inventory.Objects) *[]*v2.EgressPolicy { return &o.Policies }, nil)
+	readCluster  = sourceOf("egressclusterpolicies", true, "", func(o *inventory.Objects) *[]*v2.EgressClusterPolicy { return &o.ClusterPolicies }, nil)
+	readGateways = sourceOf("loadbalancergateways", true, "", func(o *inventory.Objects) *[]*v2.LoadBalancerGateway { return &o.Gateways }, nil)
+	readServices = sourceOf("services", false, "", func(o *inventory.Objects) *[]*corev1.Service { return &o.Services }, nil)
+	readNodes    = sourceOf("nodes", false, "", func(o *inventory.Objects) *[]*corev1.Node { return &o.Nodes }, trimNode)
+	readCoilds   = sourceOf("pods", false, coildPods, func(o *inventory.Objects) *[]*corev1.Pod { return &o.Coilds }, trimPod)
+
+	// everything is what status judges. It leaves out BlockRequests, which last for a moment: whether one gets an answer, the Lease of coil-ipam-controller and the
+	// conditions of AddressPools tell.
+	everything = []source{readPools, readBlocks, readClaims, readEgresses, readPolicies, readCluster, readGateways, readServices, readNodes, readCoilds}
+)
+
+// trimChanges keeps of who has written an object only when that was last.
+func trimChanges(o metav1.Object) {
+	if at := inventory.Changed(o); !at.IsZero() {
+		o.SetManagedFields([]metav1.ManagedFieldsEntry{{Time: &at}})
+	}
+}
+
+// trimNode keeps of a Node what is judged or shown: its images alone are most of it.
+func trimNode(n *corev1.Node) {
+	n.Annotations, n.Labels, n.Spec = nil, nil, corev1.NodeSpec{}
+	n.Status = corev1.NodeStatus{Conditions: n.Status.Conditions, Addresses: n.Status.Addresses}
+}
+
+// trimPod keeps of a pod what is judged or shown.
+func trimPod(p *corev1.Pod) {
+	p.Annotations, p.Labels, p.OwnerReferences = nil, nil, nil
+	p.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName}
+	p.Status = corev1.PodStatus{Conditions: p.Status.Conditions, InitContainerStatuses: p.Status.InitContainerStatuses, ContainerStatuses: p.Status.ContainerStatuses}
+}
+
+// read reads objects, with one list of each kind.
+func (t *tool) read(ctx context.Context, kinds []source) (inventory.Objects, error) {
+	c, err := t.connect()
+	if err != nil {
+		return inventory.Objects{}, err
+	}
+	o := inventory.Objects{Now: time.Now()}
+	errs := make([]error, len(kinds))
 	var wait sync.WaitGroup
-	for i, r := range reads {
+	for i, k := range kinds {
 		wait.Go(func() {
-			if err := r.do(); err != nil {
-				errs[i] = fmt.Errorf("list %s: %w", r.what, err)
+			if err := k.read(ctx, c, &o); err != nil {
+				errs[i] = fmt.Errorf("list %s: %w", k.resource, err)
 			}
 		})
 	}
 	wait.Wait()
-	return f, errors.Join(errs...)
+	return o, refusals(errs)
+}
+
+// refusals joins what an API server has refused. Where none has answered, one error tells as much as all.
+func refusals(errs []error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if i := slices.IndexFunc(errs, func(err error) bool { return !errors.As(err, new(apierrors.APIStatus)) }); i >= 0 {
+		return errs[i]
+	}
+	return errors.Join(errs...)
+}
+
+// leases adds the Leases of controllers that have to do with the objects.
+func (t *tool) leases(ctx context.Context, o *inventory.Objects) error {
+	c, err := t.connect()
+	if err != nil {
+		return err
+	}
+	for _, wanted := range health.Leases(*o) {
+		l, err := c.core.CoordinationV1().Leases(preflight.Namespace).Get(ctx, wanted.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return fmt.Errorf("get Lease %s: %w", wanted.Name, err)
+		default:
+			o.Leases = append(o.Leases, l)
+		}
+	}
+	return nil
+}
+
+// rights says in a command's help which rights it needs.
+func rights(kinds []source) string {
+	var core, coil []string
+	for _, k := range kinds {
+		if k.coils {
+			coil = append(coil, k.resource)
+		} else {
+			core = append(core, k.resource)
+		}
+	}
+	all := core
+	if len(coil) > 0 {
+		slices.Sort(coil)
+		all = append(all, strings.Join(coil, ", ")+" of coil.cybozu.com")
+	}
+	return "list " + strings.Join(all, ", ")
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/plan/health"
 	"github.com/coil-net/coil/pkg/plan/inventory"
+	"github.com/coil-net/coil/pkg/plan/preflight"
 )
 
 // statusOptions are the flags of the command status.
@@ -31,7 +32,7 @@ func (t *tool) status() *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Tell what is wrong in the cluster, on one screen", Args: cobra.NoArgs,
 		Long: "Tell what is wrong in the cluster, on one screen. The exit code is 1 if there is anything.\n\n" +
-			"It needs the right to list nodes, pods and services, and all kinds of coil.cybozu.com.",
+			"Rights: " + rights(everything) + "; get leases of coordination.k8s.io in the namespace " + preflight.Namespace + ".",
 		Example: "  coilctl status\n  coilctl status --wait=2m",
 		RunE:    func(c *cobra.Command, _ []string) error { return o.run(c.Context()) },
 	}
@@ -56,7 +57,10 @@ type overview struct {
 func (o *statusOptions) run(ctx context.Context) error {
 	var seen overview
 	for end := time.Now().Add(o.wait); ; {
-		f, err := o.read(ctx)
+		f, err := o.read(ctx, everything)
+		if err == nil {
+			err = o.leases(ctx, &f)
+		}
 		if err != nil {
 			return err
 		}
@@ -84,10 +88,10 @@ func (o *statusOptions) run(ctx context.Context) error {
 func overviewOf(f inventory.Objects) overview {
 	seen := overview{Findings: health.Findings(f)}
 	seen.Kinds = []kind{
-		{Kind: "AddressPool", Count: len(f.Pools)}, {Kind: "AddressBlock", Count: len(f.Blocks)}, {Kind: "BlockRequest", Count: len(f.Requests)},
+		{Kind: "AddressPool", Count: len(f.Pools)}, {Kind: "AddressBlock", Count: len(f.Blocks)},
 		{Kind: "AddressClaim", Count: len(f.Claims)}, {Kind: "Egress", Count: len(f.Egresses)}, {Kind: "EgressPolicy", Count: len(f.Policies)},
 		{Kind: "EgressClusterPolicy", Count: len(f.ClusterPolicies)}, {Kind: "LoadBalancerGateway", Count: len(f.Gateways)}, {Kind: "Service", Count: len(inventory.Services(f))},
-		{Kind: "Node", Count: len(f.Nodes)},
+		{Kind: "Node", Count: len(f.Nodes)}, {Kind: "Lease", Count: len(f.Leases)},
 	}
 	objects := map[string]bool{}
 	for _, found := range seen.Findings {

@@ -35,7 +35,7 @@ import (
 
 const (
 	programName = "coil-egress-controller"
-	leaseName   = "coil-egress-leader"
+	leaseName   = plan.EgressLease
 	// imagePause is how long to wait before the own pod is asked for again.
 	imagePause = time.Second
 )

@@ -23,11 +23,12 @@ import (
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/ledger"
+	"github.com/coil-net/coil/pkg/plan"
 )
 
 const (
 	programName = "coil-ipam-controller"
-	leaseName   = "coil-ipam-leader"
+	leaseName   = plan.IPAMLease
 )
 
 // Main runs the program and returns its exit code.

@@ -23,11 +23,12 @@ import (
 	"github.com/coil-net/coil/pkg/controller/cloudaddress"
 	"github.com/coil-net/coil/pkg/controller/loadbalancer"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
 )
 
 const (
 	programName = "coil-lb-controller"
-	leaseName   = "coil-lb-leader"
+	leaseName   = plan.LBLease
 )
 
 // Main runs the program and returns its exit code.

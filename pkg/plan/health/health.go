@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,10 +56,9 @@ type good struct {
 var (
 	poolConditions = []good{{v2.PoolExhausted, metav1.ConditionFalse}, {v2.PoolOverlapping, metav1.ConditionFalse}, {v2.PoolSuspended, metav1.ConditionFalse},
 		{v2.PoolTerminating, metav1.ConditionFalse}}
-	blockConditions   = []good{{v2.BlockConflicting, metav1.ConditionFalse}, {v2.BlockForwardingBlocked, metav1.ConditionFalse}, {v2.BlockStandbyInStep, metav1.ConditionTrue}}
-	requestConditions = []good{{string(v2.BlockRequestFailed), metav1.ConditionFalse}}
-	claimConditions   = []good{{v2.ClaimReady, metav1.ConditionTrue}, {v2.ClaimProvided, metav1.ConditionTrue}, {v2.ClaimAllowed, metav1.ConditionTrue}}
-	egressConditions  = []good{{v2.EgressAvailable, metav1.ConditionTrue}, {v2.EgressInvalidTemplate, metav1.ConditionFalse}, {v2.EgressConntrackPressure, metav1.ConditionFalse},
+	blockConditions  = []good{{v2.BlockConflicting, metav1.ConditionFalse}, {v2.BlockForwardingBlocked, metav1.ConditionFalse}, {v2.BlockStandbyInStep, metav1.ConditionTrue}}
+	claimConditions  = []good{{v2.ClaimReady, metav1.ConditionTrue}, {v2.ClaimProvided, metav1.ConditionTrue}, {v2.ClaimAllowed, metav1.ConditionTrue}}
+	egressConditions = []good{{v2.EgressAvailable, metav1.ConditionTrue}, {v2.EgressInvalidTemplate, metav1.ConditionFalse}, {v2.EgressConntrackPressure, metav1.ConditionFalse},
 		{v2.EgressPortPressure, metav1.ConditionFalse}, {v2.EgressClientPressure, metav1.ConditionFalse}, {v2.EgressUnstableFlows, metav1.ConditionFalse},
 		{v2.EgressConflicting, metav1.ConditionFalse}, {v2.EgressAddressesReady, metav1.ConditionTrue}}
 	policyConditions  = []good{{v2.PolicyAccepted, metav1.ConditionTrue}, {v2.PolicyConflicting, metav1.ConditionFalse}}
@@ -75,16 +75,6 @@ func Findings(f inventory.Objects) []Finding {
 	}
 	for _, o := range f.Blocks {
 		j.object("AddressBlock", o, o.Status.Conditions, blockConditions)
-	}
-	for _, o := range f.Requests {
-		conditions := make([]metav1.Condition, len(o.Status.Conditions))
-		for i, c := range o.Status.Conditions {
-			conditions[i] = metav1.Condition{Type: string(c.Type), Status: metav1.ConditionStatus(c.Status), Reason: c.Reason, Message: c.Message, LastTransitionTime: c.LastTransitionTime}
-		}
-		j.object("BlockRequest", o, conditions, requestConditions)
-		if len(conditions) == 0 && j.late(o.CreationTimestamp) {
-			j.add("BlockRequest", o, "NoAnswer", "No coil-ipam-controller has answered: see that one runs and leads", o.CreationTimestamp)
-		}
 	}
 	for _, o := range f.Claims {
 		j.object("AddressClaim", o, o.Status.Conditions, claimConditions)
@@ -110,6 +100,7 @@ func Findings(f inventory.Objects) []Finding {
 	for _, o := range f.Services {
 		j.object("Service", o, o.Status.Conditions, serviceConditions)
 	}
+	j.leaders(f)
 	j.nodes(f.Nodes, f.Coilds)
 	return j.findings
 }
@@ -136,6 +127,43 @@ func (j *judge) object(kind string, o metav1.Object, has []metav1.Condition, wan
 	}
 	if at := o.GetDeletionTimestamp(); at != nil && j.late(*at) && kind != "AddressPool" { // a pool has a condition for this
 		j.add(kind, o, "Terminating", "It is deleted, and waits for whoever has set the finalizer "+strings.Join(o.GetFinalizers(), ", "), *at)
+	}
+}
+
+// Lease is one by which replicas of a controller elect their leader.
+type Lease struct{ Name, Controller string }
+
+// Leases returns those of the controllers that have to do with objects that there are.
+func Leases(f inventory.Objects) (all []Lease) {
+	if len(f.Pools)+len(f.Blocks)+len(f.Claims) > 0 {
+		all = append(all, Lease{plan.IPAMLease, "coil-ipam-controller"})
+	}
+	if len(f.Egresses)+len(f.Policies)+len(f.ClusterPolicies) > 0 {
+		all = append(all, Lease{plan.EgressLease, "coil-egress-controller"})
+	}
+	if len(inventory.Services(f))+len(f.Gateways) > 0 {
+		all = append(all, Lease{plan.LBLease, "coil-lb-controller"})
+	}
+	return all
+}
+
+// leaders judges whether controllers do their work.
+func (j *judge) leaders(f inventory.Objects) {
+	for _, wanted := range Leases(f) {
+		says := "No " + wanted.Controller + " leads: see that its pods run"
+		i := slices.IndexFunc(f.Leases, func(l *coordinationv1.Lease) bool { return l.Name == wanted.Name })
+		if i < 0 {
+			j.add("Lease", &metav1.ObjectMeta{Name: wanted.Name}, "NoLeader", says+"; none ever has", metav1.Time{})
+			continue
+		}
+		l := f.Leases[i]
+		renewed := l.CreationTimestamp
+		if l.Spec.RenewTime != nil {
+			renewed = metav1.NewTime(l.Spec.RenewTime.Time)
+		}
+		if j.late(renewed) {
+			j.add("Lease", l, "NoLeader", says, renewed)
+		}
 	}
 }
 

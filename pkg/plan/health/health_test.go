@@ -6,10 +6,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/health"
 	"github.com/coil-net/coil/pkg/plan/inventory"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
@@ -77,7 +79,7 @@ func TestConditions(t *testing.T) {
 	} {
 		t.Run(c.kind+"/"+c.condition, func(t *testing.T) {
 			for status, want := range map[metav1.ConditionStatus]bool{metav1.ConditionTrue: c.bad == metav1.ConditionTrue, metav1.ConditionFalse: c.bad == metav1.ConditionFalse, metav1.ConditionUnknown: true} {
-				f := inventory.Objects{Now: now}
+				f := inventory.Objects{Now: now, Leases: leading(ago(0))}
 				kinds[c.kind](&f, is(c.condition, status), is("example.org/Other", metav1.ConditionTrue), is("example.org/Another", metav1.ConditionFalse))
 				kinds[c.kind](&f)
 				var wanted []health.Finding
@@ -92,7 +94,63 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// What takes longer than a minute is a finding: deletions, requests without an answer, machines that say nothing.
+// leading has Leases that were renewed, the last one by nobody who said when.
+func leading(at metav1.Time) (all []*coordinationv1.Lease) {
+	renewed := metav1.NewMicroTime(at.Time)
+	for _, name := range []string{plan.IPAMLease, plan.EgressLease, plan.LBLease} {
+		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name, CreationTimestamp: ago(time.Hour)}}
+		if l.Spec.RenewTime = &renewed; name == plan.LBLease {
+			l.CreationTimestamp, l.Spec.RenewTime = at, nil
+		}
+		all = append(all, l)
+	}
+	return all
+}
+
+// A controller without a leader is a finding if there is anything that it has to do with.
+func TestLeaders(t *testing.T) {
+	managed := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{loadbalancer.AnnotationAssigned: ""}}}
+	heard := ago(time.Second)
+	for _, tt := range []struct {
+		name    string
+		objects inventory.Objects
+		program string
+	}{
+		{"AddressPool", inventory.Objects{Pools: []*v2.AddressPool{{}}}, "ipam"},
+		{"AddressBlock", inventory.Objects{Blocks: []*v2.AddressBlock{{}}}, "ipam"},
+		{"AddressClaim", inventory.Objects{Claims: []*v2.AddressClaim{{}}}, "ipam"},
+		{"Egress", inventory.Objects{Egresses: []*v2.Egress{{}}}, "egress"},
+		{"EgressPolicy", inventory.Objects{Policies: []*v2.EgressPolicy{{}}}, "egress"},
+		{"EgressClusterPolicy", inventory.Objects{ClusterPolicies: []*v2.EgressClusterPolicy{{}}}, "egress"},
+		{"Service", inventory.Objects{Services: []*corev1.Service{managed}}, "lb"},
+		{"LoadBalancerGateway", inventory.Objects{Gateways: []*v2.LoadBalancerGateway{{Status: v2.LoadBalancerGatewayStatus{LastContact: &heard}}}}, "lb"},
+		{"Service of others", inventory.Objects{Services: []*corev1.Service{{}}}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := tt.objects
+			f.Now, f.Leases = now, leading(ago(time.Minute))
+			if got := health.Findings(f); len(got) > 0 {
+				t.Errorf("with leaders there are %+v", got)
+			}
+			f.Leases = leading(ago(2 * time.Minute))
+			var stale, never []health.Finding
+			if tt.program != "" {
+				says := "No coil-" + tt.program + "-controller leads: see that its pods run"
+				stale = []health.Finding{{Kind: "Lease", Namespace: "kube-system", Name: "coil-" + tt.program + "-leader", Reason: "NoLeader", Message: says, Since: ago(2 * time.Minute)}}
+				never = []health.Finding{{Kind: "Lease", Name: "coil-" + tt.program + "-leader", Reason: "NoLeader", Message: says + "; none ever has"}}
+			}
+			if diff := cmp.Diff(stale, health.Findings(f)); diff != "" {
+				t.Error(diff)
+			}
+			f.Leases = nil
+			if diff := cmp.Diff(never, health.Findings(f)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// What takes longer than a minute is a finding: deletions, and machines that say nothing.
 func TestLate(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		since := ago(time.Second)
@@ -106,14 +164,14 @@ func TestLate(t *testing.T) {
 		node := &corev1.Node{ObjectMeta: fresh}
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		f := inventory.Objects{
-			Blocks: []*v2.AddressBlock{{ObjectMeta: going}}, Requests: []*v2.BlockRequest{{ObjectMeta: fresh}},
+			Blocks: []*v2.AddressBlock{{ObjectMeta: going}}, Leases: leading(ago(0)),
 			Gateways: []*v2.LoadBalancerGateway{{ObjectMeta: fresh}, {ObjectMeta: named("old"), Status: v2.LoadBalancerGatewayStatus{LastContact: &since}}},
 			Nodes:    []*corev1.Node{node}, Now: now,
 		}
 		var want []string
 		if late {
 			want = []string{
-				"AddressBlock going: Terminating", "BlockRequest fresh: NoAnswer", "LoadBalancerGateway fresh: Silent", "LoadBalancerGateway old: Silent", "Node fresh: NoCoild",
+				"AddressBlock going: Terminating", "LoadBalancerGateway fresh: Silent", "LoadBalancerGateway old: Silent", "Node fresh: NoCoild",
 			}
 		}
 		if diff := cmp.Diff(want, brief(health.Findings(f))); diff != "" {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +25,6 @@ import (
 type Objects struct {
 	Pools           []*v2.AddressPool
 	Blocks          []*v2.AddressBlock
-	Requests        []*v2.BlockRequest
 	Claims          []*v2.AddressClaim
 	Egresses        []*v2.Egress
 	Policies        []*v2.EgressPolicy
@@ -35,7 +35,20 @@ type Objects struct {
 	Nodes    []*corev1.Node
 	// Coilds are the pods of coild.
 	Coilds []*corev1.Pod
+	// Leases are those by which controllers elect their leaders.
+	Leases []*coordinationv1.Lease
 	Now    time.Time
+}
+
+// Changed is when somebody last changed an object, its status included; zero if that isn't known.
+func Changed(o metav1.Object) metav1.Time {
+	at := o.GetCreationTimestamp()
+	for _, m := range o.GetManagedFields() {
+		if m.Time != nil && m.Time.After(at.Time) {
+			at = *m.Time
+		}
+	}
+	return at
 }
 
 // Node is a node with what it has.
