@@ -17,6 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/app/coilctl"
 	"github.com/coil-net/coil/pkg/plan/addressmap"
 	"github.com/coil-net/coil/pkg/plan/health"
+	"github.com/coil-net/coil/pkg/plan/inventory"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -60,7 +61,6 @@ func TestCoilctl(t *testing.T) {
 	wants(0, "NAME   BLOCKS   ADDRESSES   FLOATING   COOLING   ANNOUNCE   ATTENTION\nblue   1/4      3/16        0          0         Route\n", "", "pools", "blue")
 	wants(0, drawn, "", "pools", "blue", "--map")
 	wants(1, "", "error: there is no AddressPool red, nor green\n", "pools", "red", "blue", "green")
-	wants(1, "", "error: --output can't be \"wide\": choose one of table, json, yaml\n", "pools", "-o", "wide")
 	wants(1, "", "error: --cells can't be 0: it must be 1 or more\n", "pools", "--map", "--cells=0")
 	var maps []addressmap.Map
 	if code, out, errOut := run("pools", "--map", "-o", "json", "blue"); code != 0 || json.Unmarshal([]byte(out), &maps) != nil || len(maps) != 1 || maps[0].Subnets[0].Cells[0].Holders[0] != "n1" {
@@ -104,9 +104,26 @@ func TestCoilctl(t *testing.T) {
 	if code != 0 || errOut != "" || !strings.Contains(out, "AddressBlock          1       fine\n") || !strings.Contains(out, "Egress                0       none\n") {
 		t.Errorf("coilctl status: %d, %s%s", code, out, errOut)
 	}
-	wants(0, "NODE   READY   COILD   BLOCKS   ADDRESSES   FLOATING\nn1     yes     no      1        3/4         0\n", "", "nodes")
-	wants(0, "ADDRESS   OWNER   STATE   HOLDER   SINCE   PORTS   ATTENTION\n", "", "addresses")
+	wants(0, "NAME   READY   COILD   BLOCKS   ADDRESSES   FLOATING\nn1     True    False   1        3/4         0\n", "", "nodes", "n1")
+	wants(0, "", "no floating addresses found\n", "addresses")
 	wants(0, "[]\n", "", "egresses", "-o", "yaml")
-	wants(0, "NAMESPACE   NAME   ADDRESSES   STATUS   MESSAGE\n", "", "services")
-	wants(1, "", "error: unknown command \"n1\" for \"kubectl coil nodes\"\n", "nodes", "n1")
+	wants(0, "", "no Services of the type LoadBalancer that Coil serves found\n", "services")
+	wants(1, "", "error: there is no node n2\n", "nodes", "n2")
+	wants(1, "", "error: unknown command \"n1\" for \"kubectl coil status\"\n", "status", "n1")
+
+	// The same again, followed: a table has what comes, changes and goes.
+	var blocks []inventory.Block
+	if code, out, errOut := run("blocks", "--pool=blue", "-o", "json"); code != 0 || json.Unmarshal([]byte(out), &blocks) != nil || len(blocks) != 1 || blocks[0].Allocated != 3 ||
+		time.Since(blocks[0].Changed.Time) > time.Hour {
+		t.Errorf("the blocks: %d, %s%s", code, out, errOut)
+	}
+	lines, interrupt := watchBy(t, kubeconfig, "blocks", "-o", "json")
+	wantsLine(t, lines, `{"type":"ADDED","object":{"name":"blue-0",`, `"allocated":3,`)
+	b = c.block(t, "blue-0")
+	b.Status.Allocated = 1
+	testkit.Must(c.coil.CoilV2().AddressBlocks().UpdateStatus(t.Context(), b, metav1.UpdateOptions{}))(t)
+	wantsLine(t, lines, `{"type":"MODIFIED","object":{"name":"blue-0",`, `"allocated":1,`)
+	testkit.Check(t, c.drop(t.Context(), b))
+	wantsLine(t, lines, `{"type":"DELETED","object":{"name":"blue-0",`, "")
+	interrupt()
 }

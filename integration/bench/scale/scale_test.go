@@ -216,7 +216,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// An operator sees a cluster soon; in the long form, a large one.
+// An operator sees a cluster without much memory and few lists; in the long form, a large one, and soon.
 func TestStatus(t *testing.T) {
 	o, rep := need(t), newReport()
 	o.nodes, o.blocks = testkit.OperateForm.Times(o.nodes, 5000), testkit.OperateForm.Times(o.blocks, 20000)
@@ -225,7 +225,7 @@ func TestStatus(t *testing.T) {
 	}
 	for _, f := range rep.Figures {
 		t.Logf("%s: %v %s", f.Name, f.Value, f.Unit)
-		if !f.Reached {
+		if !f.Reached && (f.Unit != "s" || testkit.OperateForm.Long()) {
 			t.Errorf("%s: %v %s, want at most %v", f.Name, f.Value, f.Unit, *f.AtMost)
 		}
 	}

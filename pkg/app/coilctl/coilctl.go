@@ -34,6 +34,8 @@ type tool struct {
 	flags  *genericclioptions.ConfigFlags
 	format string
 	colour string
+	// wide says that tables have all columns.
+	wide bool
 }
 
 // Main runs the command that args ask for, the first of which is the program's own path. It returns the exit code of the process: 0, or 1 after an error, which it
@@ -43,7 +45,11 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	defer stop()
 	klog.SetOutput(errOut)
 	c := newCommand(args[0], genericiooptions.IOStreams{In: in, Out: out, ErrOut: errOut})
-	c.SetArgs(args[1:])
+	rest := args[1:]
+	if strings.HasPrefix(filepath.Base(args[0]), "kubectl_complete-") { // kubectl starts it so for a shell
+		rest = append([]string{cobra.ShellCompRequestCmd}, rest...)
+	}
+	c.SetArgs(rest)
 	if err := c.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(errOut, "error:", err)
 		return 1
@@ -58,7 +64,7 @@ func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command 
 		Use: "coilctl", Short: "Show what Coil does in a cluster", Version: program.Version(),
 		SilenceUsage: true, SilenceErrors: true, DisableAutoGenTag: true,
 	}
-	if strings.HasPrefix(filepath.Base(path), "kubectl-") {
+	if strings.HasPrefix(filepath.Base(path), "kubectl") {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl coil"}
 	}
 	root.SetVersionTemplate(root.Name() + " {{.Version}}\n") // as all programs of Coil print it
@@ -69,6 +75,9 @@ func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command 
 	root.PersistentFlags().StringVarP(&t.format, "output", "o", formatTable, "format of the output: "+strings.Join(formats, ", "))
 	root.PersistentFlags().StringVar(&t.colour, "color", colourAuto, "colours: auto (on a terminal, unless NO_COLOR is set), always, never")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return t.validate() }
+	complete(root, "output", fixed(formats))
+	complete(root, "color", fixed(colours))
+	complete(root, "namespace", t.completeNames(resourceNamespaces))
 	root.AddCommand(t.pools(), t.status())
 	root.AddCommand(t.lists()...)
 	return root
@@ -82,6 +91,9 @@ func (t *tool) validate() error {
 	}
 	if !oneOf(t.colour, colours) {
 		errs = append(errs, fmt.Errorf("--color can't be %q: choose one of %s", t.colour, strings.Join(colours, ", ")))
+	}
+	if t.format == formatWide {
+		t.format, t.wide = formatTable, true
 	}
 	return errors.Join(errs...)
 }

@@ -20,11 +20,18 @@ import (
 	"github.com/coil-net/coil/pkg/kube/listing"
 	"github.com/coil-net/coil/pkg/plan/health"
 	"github.com/coil-net/coil/pkg/plan/inventory"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/plan/preflight"
 )
 
 // coildPods selects the pods of coild.
 const coildPods = "app.kubernetes.io/name=coil,app.kubernetes.io/component=coild"
+
+// heldBlocks selects the blocks that nodes hold, and floatingBlocks floating addresses.
+const (
+	heldBlocks     = "!" + v2.LabelFloating
+	floatingBlocks = v2.LabelFloating + "=" + v2.FloatingValue
+)
 
 // clients are those of one cluster.
 type clients struct {
@@ -87,13 +94,15 @@ func sourceOf[T any, P listing.Object[T]](resource string, coils bool, selector 
 // The kinds that commands read.
 var (
 	readPools    = sourceOf("addresspools", true, "", func(o *inventory.Objects) *[]*v2.AddressPool { return &o.Pools }, nil)
-	readBlocks   = sourceOf("addressblocks", true, "", func(o *inventory.Objects) *[]*v2.AddressBlock { return &o.Blocks }, nil)
+	readBlocks   = blocksWith("")
+	readHeld     = blocksWith(heldBlocks)
+	readFloating = blocksWith(floatingBlocks)
 	readClaims   = sourceOf("addressclaims", true, "", func(o *inventory.Objects) *[]*v2.AddressClaim { return &o.Claims }, nil)
 	readEgresses = sourceOf("egresses", true, "", func(o *inventory.Objects) *[]*v2.Egress { return &o.Egresses }, nil)
 	readPolicies = sourceOf("egresspolicies", true, "", func(o *inventory.Objects) *[]*v2.EgressPolicy { return &o.Policies }, nil)
 	readCluster  = sourceOf("egressclusterpolicies", true, "", func(o *inventory.Objects) *[]*v2.EgressClusterPolicy { return &o.ClusterPolicies }, nil)
 	readGateways = sourceOf("loadbalancergateways", true, "", func(o *inventory.Objects) *[]*v2.LoadBalancerGateway { return &o.Gateways }, nil)
-	readServices = sourceOf("services", false, "", func(o *inventory.Objects) *[]*corev1.Service { return &o.Services }, nil)
+	readServices = sourceOf("services", false, "", func(o *inventory.Objects) *[]*corev1.Service { return &o.Services }, trimService)
 	readNodes    = sourceOf("nodes", false, "", func(o *inventory.Objects) *[]*corev1.Node { return &o.Nodes }, trimNode)
 	readCoilds   = sourceOf("pods", false, coildPods, func(o *inventory.Objects) *[]*corev1.Pod { return &o.Coilds }, trimPod)
 
@@ -101,6 +110,10 @@ var (
 	// conditions of AddressPools tell.
 	everything = []source{readPools, readBlocks, readClaims, readEgresses, readPolicies, readCluster, readGateways, readServices, readNodes, readCoilds}
 )
+
+func blocksWith(selector string) source {
+	return sourceOf("addressblocks", true, selector, func(o *inventory.Objects) *[]*v2.AddressBlock { return &o.Blocks }, nil)
+}
 
 // trimChanges keeps of who has written an object only when that was last.
 func trimChanges(o metav1.Object) {
@@ -113,6 +126,16 @@ func trimChanges(o metav1.Object) {
 func trimNode(n *corev1.Node) {
 	n.Annotations, n.Labels, n.Spec = nil, nil, corev1.NodeSpec{}
 	n.Status = corev1.NodeStatus{Conditions: n.Status.Conditions, Addresses: n.Status.Addresses}
+}
+
+// trimService keeps of a Service what is judged or shown.
+func trimService(s *corev1.Service) {
+	assigned, taken := s.Annotations[loadbalancer.AnnotationAssigned]
+	if s.Annotations = nil; taken {
+		s.Annotations = map[string]string{loadbalancer.AnnotationAssigned: assigned}
+	}
+	s.Labels, s.OwnerReferences = nil, nil
+	s.Spec = corev1.ServiceSpec{Type: s.Spec.Type, LoadBalancerClass: s.Spec.LoadBalancerClass, Ports: s.Spec.Ports}
 }
 
 // trimPod keeps of a pod what is judged or shown.

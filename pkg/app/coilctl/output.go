@@ -2,11 +2,11 @@ package coilctl
 
 import (
 	"encoding/json"
-	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
@@ -17,9 +17,11 @@ const (
 	formatTable = "table"
 	formatJSON  = "json"
 	formatYAML  = "yaml"
+	// formatWide is a table with all columns. Commands see formatTable.
+	formatWide = "wide"
 )
 
-var formats = []string{formatTable, formatJSON, formatYAML}
+var formats = []string{formatTable, formatJSON, formatYAML, formatWide}
 
 // When output has colours.
 const (
@@ -59,18 +61,31 @@ func (t *tool) print(value any, header []string, rows [][]string) error {
 		_, err = t.Out.Write(text)
 		return err
 	}
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
-	for _, row := range append([][]string{header}, rows...) {
-		fmt.Fprintln(w, strings.Join(row, "\t"))
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	for line := range strings.Lines(b.String()) { // an empty cell at the end leaves blanks
-		if _, err := fmt.Fprintln(t.Out, strings.TrimRight(line, " \n")); err != nil {
-			return err
+	text, _ := aligned(append([][]string{header}, rows...), nil)
+	_, err := io.WriteString(t.Out, text)
+	return err
+}
+
+// gap is between columns.
+const gap = 3
+
+// aligned is the text of rows. Columns have at least these widths, and the result is what they have now.
+func aligned(rows [][]string, widths []int) (string, []int) {
+	for _, r := range rows {
+		for i, c := range r {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(c))
 		}
 	}
-	return nil
+	var b strings.Builder
+	for _, r := range rows {
+		var line strings.Builder
+		for i, c := range r {
+			line.WriteString(c + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c)+gap))
+		}
+		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	}
+	return b.String(), widths
 }

@@ -1,6 +1,7 @@
 package coilctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/atomicfile"
 	"github.com/coil-net/coil/pkg/plan/addressmap"
+	"github.com/coil-net/coil/pkg/plan/inventory"
 )
 
 // poolsOptions are the flags of the command pools.
@@ -28,12 +30,26 @@ type poolsOptions struct {
 // pools returns the command that shows AddressPools.
 func (t *tool) pools() *cobra.Command {
 	o := &poolsOptions{tool: t}
-	c := &cobra.Command{
-		Use: "pools [NAME...]", Short: "Show how much of AddressPools is in use",
-		Long: "Show how much of AddressPools is in use, or with --map who has which part of their addresses.\n\n" +
-			"It needs the right to list addresspools and, for maps, addressblocks of coil.cybozu.com.",
-		Example: "  coilctl pools\n  coilctl pools default --map\n  coilctl pools default --svg=default.svg",
-		RunE:    func(c *cobra.Command, names []string) error { return o.run(c.Context(), names) },
+	l := &list{
+		tool: t, name: "pools", kind: "AddressPool", what: "AddressPools", kinds: []source{readPools}, names: t.completeNames(resourcePools),
+		short: "Show how much of AddressPools is in use, or with --map who has which part of their addresses",
+		long: "BLOCKS and ADDRESSES are those in use, of all. FLOATING counts floating addresses that belong to an object, and COOLING those that were released and are given to " +
+			"nobody yet. ATTENTION has the messages of conditions.",
+		example: "  coilctl pools\n  coilctl pools default --map\n  coilctl pools default --map --watch\n  coilctl pools default --svg=default.svg",
+		columns: []string{"NAME", "BLOCKS", "ADDRESSES", "FLOATING", "COOLING", "ANNOUNCE", "+BLOCKSIZEBITS", "+SUBNETS", "+AGE", "ATTENTION"},
+		rows:    poolRows,
+	}
+	c := l.command()
+	c.Long += " Maps need the same rights for addressblocks of coil.cybozu.com."
+	c.RunE = func(c *cobra.Command, names []string) error {
+		l.asked = names
+		if o.cells < 1 {
+			return fmt.Errorf("--cells can't be %d: it must be 1 or more", o.cells)
+		}
+		if o.drawn || o.svg != "" {
+			return o.drawMaps(c.Context(), l)
+		}
+		return l.run(c.Context())
 	}
 	c.Flags().BoolVar(&o.drawn, "map", false, "draw the addresses of the pools")
 	c.Flags().StringVar(&o.svg, "svg", "", "file for the map of one pool as SVG; - for the standard output")
@@ -50,74 +66,65 @@ type pool struct {
 	Floating int64  `json:"floating"`
 	Cooling  int64  `json:"cooling"`
 	Announce string `json:"announce,omitempty"`
+	// BlockSizeBits and Subnets are those of its spec.
+	BlockSizeBits int32       `json:"blockSizeBits"`
+	Subnets       []string    `json:"subnets"`
+	Created       metav1.Time `json:"created"`
 	// Attention are the messages of conditions that somebody should look at.
 	Attention []string `json:"attention,omitempty"`
 }
 
-func (o *poolsOptions) run(ctx context.Context, names []string) error {
-	if o.cells < 1 {
-		return fmt.Errorf("--cells can't be %d: it must be 1 or more", o.cells)
-	}
-	client, err := o.coil()
-	if err != nil {
-		return err
-	}
-	// From the API server's cache the list is one answer, however long.
-	list, err := client.CoilV2().AddressPools().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		return fmt.Errorf("list AddressPools: %w", err)
-	}
-	chosen, err := choose(list.Items, names)
-	if err != nil {
-		return err
-	}
-	if o.drawn || o.svg != "" {
-		blocks, err := client.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-		if err != nil {
-			return fmt.Errorf("list AddressBlocks: %w", err)
-		}
-		return o.draw(chosen, pointers(blocks.Items))
-	}
-	all := make([]pool, 0, len(chosen))
-	var rows [][]string
-	for _, p := range chosen {
+// poolRows returns the AddressPools, sorted by name.
+func poolRows(o inventory.Objects) (rows []row) {
+	for _, p := range sortedPools(o) {
 		shown := describe(p)
-		all = append(all, shown)
-		rows = append(rows, []string{
-			shown.Name, shown.Blocks.Summary, shown.Addresses.Summary, fmt.Sprint(shown.Floating), fmt.Sprint(shown.Cooling), shown.Announce, strings.Join(shown.Attention, "; "),
-		})
+		rows = append(rows, row{names: []string{p.Name}, value: shown, cells: []string{
+			shown.Name, shown.Blocks.Summary, shown.Addresses.Summary, fmt.Sprint(shown.Floating), fmt.Sprint(shown.Cooling), shown.Announce, fmt.Sprint(shown.BlockSizeBits),
+			strings.Join(shown.Subnets, ","), age(shown.Created, o.Now), strings.Join(shown.Attention, "; "),
+		}})
 	}
-	return o.print(all, []string{"NAME", "BLOCKS", "ADDRESSES", "FLOATING", "COOLING", "ANNOUNCE", "ATTENTION"}, rows)
+	return rows
 }
 
-// choose returns the pools of some names, in their order, or all.
-func choose(all []v2.AddressPool, names []string) ([]*v2.AddressPool, error) {
-	if len(names) == 0 {
-		return pointers(all), nil
-	}
-	var chosen []*v2.AddressPool
-	var missing []string
-	for _, n := range names {
-		i := slices.IndexFunc(all, func(p v2.AddressPool) bool { return p.Name == n })
-		if i < 0 {
-			missing = append(missing, n)
-			continue
+func sortedPools(o inventory.Objects) []*v2.AddressPool {
+	return slices.SortedFunc(slices.Values(o.Pools), func(a, b *v2.AddressPool) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// drawMaps draws the pools that are asked for, with --watch again and again.
+func (o *poolsOptions) drawMaps(ctx context.Context, l *list) error {
+	kinds := []source{readPools, readBlocks}
+	chosen := func(all inventory.Objects) ([]*v2.AddressPool, error) {
+		rows, missing := l.choose(poolRows(all))
+		if len(missing) > 0 {
+			return nil, l.missing(missing)
 		}
-		chosen = append(chosen, &all[i])
+		return slices.DeleteFunc(sortedPools(all), func(p *v2.AddressPool) bool {
+			return !slices.ContainsFunc(rows, func(r row) bool { return r.names[0] == p.Name })
+		}), nil
 	}
-	if len(missing) > 0 {
-		return nil, fmt.Errorf("there is no AddressPool %s", strings.Join(missing, ", nor "))
+	draw := func(all inventory.Objects) error {
+		pools, err := chosen(all)
+		if err != nil {
+			return err
+		}
+		return o.draw(pools, all.Blocks)
 	}
-	return chosen, nil
-}
-
-// pointers returns pointers to the elements of a list.
-func pointers[T any](list []T) []*T {
-	all := make([]*T, len(list))
-	for i := range list {
-		all[i] = &list[i]
+	if !l.watch {
+		all, err := o.read(ctx, kinds)
+		if err != nil {
+			return err
+		}
+		return draw(all)
 	}
-	return all
+	if o.svg != "" || o.format != formatTable {
+		return errors.New("--watch draws maps as text only")
+	}
+	return o.follow(ctx, kinds, func(all inventory.Objects) error {
+		if height := o.height(); height > 0 {
+			return o.redraw(height, func() error { return draw(all) })
+		}
+		return draw(all)
+	})
 }
 
 // describe says what there is to show of a pool.
@@ -125,6 +132,14 @@ func describe(p *v2.AddressPool) pool {
 	shown := pool{
 		Name: p.Name, Blocks: p.Status.Blocks, Addresses: p.Status.Addresses,
 		Floating: p.Status.Floating.Used, Cooling: p.Status.Floating.Cooling, Announce: string(p.Spec.Announce),
+		BlockSizeBits: p.Spec.BlockSizeBits, Subnets: []string{}, Created: p.CreationTimestamp,
+	}
+	for _, s := range p.Spec.Subnets {
+		for _, family := range []*string{s.IPv4, s.IPv6} {
+			if family != nil {
+				shown.Subnets = append(shown.Subnets, *family)
+			}
+		}
 	}
 	for _, kind := range []string{v2.PoolExhausted, v2.PoolOverlapping, v2.PoolSuspended, v2.PoolTerminating} {
 		if c := meta.FindStatusCondition(p.Status.Conditions, kind); c != nil && c.Status != metav1.ConditionFalse {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 )
 
 // Follower hears of the objects of a kind. It is called by goroutines of its own, and must not block.
@@ -57,7 +58,8 @@ func Follow[T any, P Object[T]](ctx context.Context, done *sync.WaitGroup, s Sou
 			return o, nil
 		},
 	})
-	done.Go(func() { controller.RunWithContext(ctx) })
+	// What it would log is told.
+	done.Go(func() { controller.RunWithContext(klog.NewContext(ctx, klog.Logger{})) })
 	done.Go(func() {
 		select {
 		case <-ctx.Done():

@@ -17,6 +17,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
@@ -61,8 +62,12 @@ type Node struct {
 	Blocks    int   `json:"blocks"`
 	Allocated int64 `json:"allocated"`
 	Addresses int64 `json:"addresses"`
+	// Cooling is how many of the Addresses were freed and aren't reused yet.
+	Cooling int64 `json:"cooling"`
 	// Floating is how many floating addresses are on it.
 	Floating int `json:"floating"`
+	// InternalIPs are those of the Node.
+	InternalIPs []string `json:"internalIPs,omitempty"`
 }
 
 // Nodes returns the nodes, sorted by name. Names without a Node are those of AddressBlocks that its end has left.
@@ -75,6 +80,9 @@ func Nodes(o Objects) []Node {
 		return rows[name]
 	}
 	for _, n := range o.Nodes {
+		for _, a := range plan.NodeInternalIPs(n) {
+			row(n.Name).InternalIPs = append(row(n.Name).InternalIPs, a.String())
+		}
 		row(n.Name).Ready = slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 		})
@@ -94,6 +102,7 @@ func Nodes(o Objects) []Node {
 			n := row(node)
 			n.Blocks++
 			n.Allocated += int64(b.Status.Allocated)
+			n.Cooling += int64(b.Status.Cooling)
 			n.Addresses += size(b)
 		}
 	}
@@ -136,6 +145,7 @@ type Address struct {
 	// Address is such as "192.0.2.7" or "192.0.2.7,2001:db8::7".
 	Address string `json:"address"`
 	Block   string `json:"block"`
+	Pool    string `json:"pool"`
 	// Owner is such as "Egress internet/nat".
 	Owner string `json:"owner"`
 	State string `json:"state"`
@@ -167,7 +177,7 @@ func Addresses(o Objects) []Address {
 	all := make([]Address, 0, len(blocks))
 	for _, b := range blocks {
 		f := b.Floating
-		a := Address{Block: b.Name, Owner: fmt.Sprintf("%s %s/%s", f.Owner.Kind, f.Owner.Namespace, f.Owner.Name), Holder: f.Holding.Holder, Since: f.Holding.Since}
+		a := Address{Block: b.Name, Pool: b.Labels[v2.LabelPool], Owner: fmt.Sprintf("%s %s/%s", f.Owner.Kind, f.Owner.Namespace, f.Owner.Name), Holder: f.Holding.Holder, Since: f.Holding.Since}
 		if parsed, err := ipam.ParseBlock(b.IPv4, b.IPv6); err == nil {
 			a.Address = parsed.At(0).String()
 		}
@@ -208,7 +218,9 @@ type Egress struct {
 	Addresses int `json:"addresses"`
 	Policies  int `json:"policies"`
 	// Available says whether a router serves clients.
-	Available bool `json:"available"`
+	Available    bool        `json:"available"`
+	Destinations []string    `json:"destinations"`
+	Created      metav1.Time `json:"created"`
 }
 
 // Egresses returns the Egresses, sorted by namespace and name.
@@ -230,7 +242,7 @@ func Egresses(o Objects) []Egress {
 		all = append(all, Egress{
 			Namespace: e.Namespace, Name: e.Name, Peering: string(cmp.Or(e.Spec.Peering, v2.EgressPeeringService)), Routers: e.Status.Replicas, Wanted: e.Spec.Replicas,
 			Clients: e.Status.Clients, Addresses: len(e.Status.Addresses), Policies: policies[e.Namespace+"/"+e.Name],
-			Available: meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable),
+			Available: meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable), Destinations: e.Spec.Destinations, Created: e.CreationTimestamp,
 		})
 	}
 	slices.SortFunc(all, func(a, b Egress) int {
@@ -245,9 +257,12 @@ type Service struct {
 	Name      string `json:"name"`
 	// Addresses are those that it tells.
 	Addresses []string `json:"addresses"`
+	// Ports are such as "80/TCP".
+	Ports []string `json:"ports"`
 	// Reason and Message are of the condition that says how far it is.
-	Reason  string `json:"reason"`
-	Message string `json:"message"`
+	Reason  string      `json:"reason"`
+	Message string      `json:"message"`
+	Created metav1.Time `json:"created"`
 }
 
 // Services returns the Services, sorted by namespace and name.
@@ -257,7 +272,10 @@ func Services(o Objects) []Service {
 		if !loadbalancer.Taken(s) && !loadbalancer.Managed(s, false) {
 			continue
 		}
-		row := Service{Namespace: s.Namespace, Name: s.Name, Addresses: []string{}, Reason: "Pending"}
+		row := Service{Namespace: s.Namespace, Name: s.Name, Addresses: []string{}, Ports: []string{}, Reason: "Pending", Created: s.CreationTimestamp}
+		for _, p := range s.Spec.Ports {
+			row.Ports = append(row.Ports, fmt.Sprintf("%d/%s", p.Port, cmp.Or(p.Protocol, corev1.ProtocolTCP)))
+		}
 		for _, i := range s.Status.LoadBalancer.Ingress {
 			row.Addresses = append(row.Addresses, cmp.Or(i.IP, i.Hostname))
 		}

@@ -17,6 +17,7 @@ import (
 func TestNodes(t *testing.T) {
 	ready := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}
 	ready.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	ready.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.16.0.2"}, {Type: corev1.NodeHostName, Address: "n2"}}
 	coild := func(node string, ready corev1.ConditionStatus) *corev1.Pod {
 		p := &corev1.Pod{Spec: corev1.PodSpec{NodeName: node}}
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}
@@ -24,7 +25,7 @@ func TestNodes(t *testing.T) {
 	}
 	block := func(node, prefix string, allocated int32) *v2.AddressBlock {
 		b := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{v2.LabelNode: node}}, IPv4: &prefix}
-		b.Status.Allocated = allocated
+		b.Status.Allocated, b.Status.Cooling = allocated, 1
 		return b
 	}
 	moved := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{v2.LabelFloating: "true"}}, Floating: &v2.Floating{Holding: v2.FloatingHolding{Holder: "n2"}}}
@@ -34,7 +35,8 @@ func TestNodes(t *testing.T) {
 		Blocks: []*v2.AddressBlock{block("n2", "10.0.0.0/30", 3), block("n2", "10.0.0.4/30", 1), block("gone", "10.0.0.8/30", 0), moved},
 	})
 	want := []inventory.Node{
-		{Name: "gone", Blocks: 1, Addresses: 4}, {Name: "n1"}, {Name: "n2", Ready: true, Coild: true, Blocks: 2, Allocated: 4, Addresses: 8, Floating: 1},
+		{Name: "gone", Blocks: 1, Addresses: 4, Cooling: 1}, {Name: "n1"},
+		{Name: "n2", Ready: true, Coild: true, Blocks: 2, Allocated: 4, Addresses: 8, Cooling: 2, Floating: 1, InternalIPs: []string{"172.16.0.2"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -60,10 +62,10 @@ func TestAddresses(t *testing.T) {
 		{ObjectMeta: metav1.ObjectMeta{Name: "pods-0"}},
 	}})
 	want := []inventory.Address{
-		{Address: "192.0.2.2", Block: "out-2", Owner: "Egress internet/nat", State: inventory.StateHeld, Holder: "n1", Since: &since, Attention: []string{"node n1: a; node n2: b", "node n2 lacks connections"}},
-		{Address: "192.0.2.3", Block: "out-3", Owner: "Egress internet/nat", State: inventory.StateNoHolder},
-		{Address: "192.0.2.4", Block: "out-4", Owner: "Egress internet/nat", State: inventory.StateNowhere, Ports: []string{"TCP 80 shop/web", "UDP 53"}},
-		{Address: "192.0.2.10", Block: "out-10", Owner: "Egress internet/nat", State: inventory.StateCooling, Holder: "n1", Since: &since},
+		{Address: "192.0.2.2", Block: "out-2", Pool: "out", Owner: "Egress internet/nat", State: inventory.StateHeld, Holder: "n1", Since: &since, Attention: []string{"node n1: a; node n2: b", "node n2 lacks connections"}},
+		{Address: "192.0.2.3", Block: "out-3", Pool: "out", Owner: "Egress internet/nat", State: inventory.StateNoHolder},
+		{Address: "192.0.2.4", Block: "out-4", Pool: "out", Owner: "Egress internet/nat", State: inventory.StateNowhere, Ports: []string{"TCP 80 shop/web", "UDP 53"}},
+		{Address: "192.0.2.10", Block: "out-10", Pool: "out", Owner: "Egress internet/nat", State: inventory.StateCooling, Holder: "n1", Since: &since},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -75,7 +77,8 @@ func TestEgresses(t *testing.T) {
 	to := func(name string) v2.EgressPolicyStatus {
 		return v2.EgressPolicyStatus{Resolved: &v2.ResolvedPolicy{Egress: &v2.EgressReference{Namespace: "internet", Name: name}}}
 	}
-	nat := &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "nat"}, Spec: v2.EgressSpec{Replicas: 2}}
+	nat := &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "nat"}, Spec: v2.EgressSpec{Replicas: 2, Destinations: []string{"::/0"}}}
+	nat.CreationTimestamp = metav1.Unix(1000, 0)
 	nat.Status = v2.EgressStatus{Replicas: 1, Clients: 3, Addresses: make([]v2.EgressAddressStatus, 4), Conditions: []metav1.Condition{{Type: v2.EgressAvailable, Status: metav1.ConditionTrue}}}
 	direct := &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: "z"}, Spec: v2.EgressSpec{Peering: v2.EgressPeeringDirect}}
 	got := inventory.Egresses(inventory.Objects{
@@ -83,7 +86,7 @@ func TestEgresses(t *testing.T) {
 	})
 	want := []inventory.Egress{
 		{Namespace: "apps", Name: "z", Peering: "Direct"},
-		{Namespace: "internet", Name: "nat", Peering: "Service", Routers: 1, Wanted: 2, Clients: 3, Addresses: 4, Policies: 2, Available: true},
+		{Namespace: "internet", Name: "nat", Peering: "Service", Routers: 1, Wanted: 2, Clients: 3, Addresses: 4, Policies: 2, Available: true, Destinations: []string{"::/0"}, Created: metav1.Unix(1000, 0)},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -97,6 +100,7 @@ func TestServices(t *testing.T) {
 		if ours {
 			s.Annotations = map[string]string{loadbalancer.AnnotationAssigned: ""}
 		}
+		s.CreationTimestamp, s.Spec.Ports = metav1.Unix(1000, 0), []corev1.ServicePort{{Port: 80}, {Port: 53, Protocol: corev1.ProtocolUDP}}
 		s.Status.Conditions = conditions
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
 		return s
@@ -112,13 +116,13 @@ func TestServices(t *testing.T) {
 		bare, service("policed", true, assigned(metav1.ConditionTrue, "AddressAssigned"), served, unclear), service("web", true, assigned(metav1.ConditionTrue, "AddressAssigned"), served), service("theirs", false), service("new", true),
 		service("late", true, assigned(metav1.ConditionFalse, "WaitsForAddress"), served),
 	}})
-	addresses := []string{"192.0.2.1"}
+	addresses, ports := []string{"192.0.2.1"}, []string{"80/TCP", "53/UDP"}
 	want := []inventory.Service{
-		{Namespace: "shop", Name: "bare", Addresses: []string{}, Reason: "Pending"},
-		{Namespace: "shop", Name: "late", Addresses: addresses, Reason: "WaitsForAddress", Message: "a"},
-		{Namespace: "shop", Name: "new", Addresses: addresses, Reason: "Pending"},
-		{Namespace: "shop", Name: "policed", Addresses: addresses, Reason: "ClientsHidden", Message: "p"},
-		{Namespace: "shop", Name: "web", Addresses: addresses, Reason: "Served", Message: "s"},
+		{Namespace: "shop", Name: "bare", Addresses: []string{}, Ports: []string{}, Reason: "Pending"},
+		{Namespace: "shop", Name: "late", Addresses: addresses, Ports: ports, Created: metav1.Unix(1000, 0), Reason: "WaitsForAddress", Message: "a"},
+		{Namespace: "shop", Name: "new", Addresses: addresses, Ports: ports, Created: metav1.Unix(1000, 0), Reason: "Pending"},
+		{Namespace: "shop", Name: "policed", Addresses: addresses, Ports: ports, Created: metav1.Unix(1000, 0), Reason: "ClientsHidden", Message: "p"},
+		{Namespace: "shop", Name: "web", Addresses: addresses, Ports: ports, Created: metav1.Unix(1000, 0), Reason: "Served", Message: "s"},
 	}
 	if none := inventory.Services(inventory.Objects{}); none == nil {
 		t.Error("no Service is null as JSON")

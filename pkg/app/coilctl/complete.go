@@ -1,0 +1,80 @@
+package coilctl
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/metadata"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// completionTimeout is for how long a shell waits for names.
+const completionTimeout = 3 * time.Second
+
+// named are objects whose names a shell completes.
+type named struct {
+	schema.GroupVersionResource
+	selector   string
+	namespaced bool
+}
+
+// coils is a resource of Coil.
+func coils(resource string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: v2.GroupVersion.Group, Version: v2.GroupVersion.Version, Resource: resource}
+}
+
+var (
+	resourceNamespaces = named{GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}}
+	resourceNodes      = named{GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "nodes"}}
+	resourceServices   = named{GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "services"}, namespaced: true}
+	resourcePools      = named{GroupVersionResource: coils("addresspools")}
+	resourceBlocks     = named{GroupVersionResource: coils("addressblocks"), selector: heldBlocks}
+	resourceFloating   = named{GroupVersionResource: coils("addressblocks"), selector: floatingBlocks}
+	resourceEgresses   = named{GroupVersionResource: coils("egresses"), namespaced: true}
+)
+
+// completeNames completes names of objects, without those that are there already. It needs the right to list them, and asks for nothing but their metadata.
+func (t *tool) completeNames(kind named) cobra.CompletionFunc {
+	return func(c *cobra.Command, there []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		cfg, err := t.config()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		client, err := metadata.NewForConfig(cfg)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		ctx, cancel := context.WithTimeout(c.Context(), completionTimeout)
+		defer cancel()
+		namespace := ""
+		if kind.namespaced {
+			namespace = *t.flags.Namespace
+		}
+		l, err := client.Resource(kind.GroupVersionResource).Namespace(namespace).List(ctx, metav1.ListOptions{LabelSelector: kind.selector, ResourceVersion: "0"})
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		var names []cobra.Completion
+		for _, o := range l.Items {
+			if !slices.Contains(there, o.Name) && !slices.Contains(names, o.Name) {
+				names = append(names, o.Name)
+			}
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// complete sets how a shell completes the values of a flag.
+func complete(c *cobra.Command, flag string, with cobra.CompletionFunc) {
+	_ = c.RegisterFlagCompletionFunc(flag, with) // the only error is about a flag that isn't there, and tests complete each
+}
+
+// fixed completes values that are known.
+func fixed(values []string) cobra.CompletionFunc {
+	return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+}
