@@ -3,7 +3,8 @@
 //
 // It owns their names. In programs that are shipped a point is nothing at all;
 // built with the tag faultpoints, a program kills itself at one of them when its
-// environment says so. It must not know what happens at a point.
+// environment says so, and repairs of the kernel's objects wait while a file exists: what is broken
+// then stays broken, so that it can be looked at. It must not know what happens at a point.
 package faultpoint
 
 // Point is the name of a point.
@@ -175,3 +176,6 @@ var (
 // Env is the environment variable that selects points, as "add.reserved=3": the
 // process ends at the third passage, as by SIGKILL. Several are separated by commas.
 const Env = "COIL_FAULTPOINTS"
+
+// EnvHeld is the environment variable with the path of a file: repairs wait while it exists. See Held.
+const EnvHeld = "COIL_REPAIRS_HELD"

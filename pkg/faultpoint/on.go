@@ -39,3 +39,15 @@ func At(p Point) {
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {} // until the signal comes
 }
+
+// held is the file that holds repairs; empty for none.
+var held = os.Getenv(EnvHeld)
+
+// Held says that repairs wait.
+func Held() bool {
+	if held == "" {
+		return false
+	}
+	_, err := os.Stat(held)
+	return err == nil
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -25,6 +26,9 @@ func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
 	if len(m.affected(isOf(pod))) == 0 {
 		return nil // it waits for no turn
 	}
+	if faultpoint.Held() {
+		return reconcile.Later(held)
+	}
 	return m.works.do(ctx, pod.Namespace, func() error {
 		return each(m.affected(isOf(pod)), func(s *sandbox) error {
 			work, cancel := context.WithTimeout(ctx, mostWork)
@@ -33,6 +37,9 @@ func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
 		})
 	})
 }
+
+// held is how often a test is asked whether repairs are held still.
+const held = 100 * time.Millisecond
 
 // work makes the wanted state of a sandbox.
 func (m *Manager) work(ctx context.Context, s *sandbox) error {

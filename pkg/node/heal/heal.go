@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/faultpoint"
 )
 
 // Task is one piece of upkeep. Run does nothing when there is nothing to mend.
@@ -50,6 +52,9 @@ func Run(ctx context.Context, t Task) error {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(wait):
+		}
+		if faultpoint.Held() {
+			continue
 		}
 		if err := t.Run(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Upkeep failed, trying again later", "every", t.Every)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -46,10 +47,16 @@ type Loop struct {
 	skipped []string
 }
 
+// held is how often a test is asked whether repairs are held still.
+const held = 100 * time.Millisecond
+
 // New returns a Loop that isn't running. Sync counts in repairs the objects that others had destroyed.
 func New(cfg Config, repairs *reconcile.Repairs, metrics *reconcile.Metrics) *Loop {
 	l := &Loop{cfg: cfg, repairs: repairs}
 	l.loop = reconcile.New(cfg.Name, func(ctx context.Context, _ struct{}) error {
+		if faultpoint.Held() {
+			return reconcile.Later(held)
+		}
 		if err := cfg.Sync(ctx); err != nil {
 			return err
 		}
