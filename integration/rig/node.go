@@ -28,6 +28,7 @@ import (
 
 	"github.com/coil-net/coil/generated/cnirpc"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
@@ -174,7 +175,7 @@ func (n *Node) compose() error {
 		return err
 	}
 	n.Coild = &Program{ // Path, Args and Netns come with the power
-		Env: append([]string{"COIL_NODE_NAME=" + n.Name}, n.opts.CoildEnv...),
+		Env: append([]string{"COIL_NODE_NAME=" + n.Name, faultpoint.EnvHeld + "=" + n.HeldFile()}, n.opts.CoildEnv...),
 		Log: n.path("coild.log"),
 	}
 	access := []string{"--kubeconfig=" + kubeconfig}

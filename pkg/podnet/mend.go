@@ -138,14 +138,7 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 	if change.Up || change.Alias != "" || change.MAC != nil || needsName || l.Group != p.group() {
 		m.Links = 1
 	}
-	change.Forwarding = !l.Forwarding
-	if l.RPFilter != rtnl.LooseRPFilter {
-		change.RPFilter = rtnl.LooseRPFilter
-	}
-	if guarded := n.opts.guards(p.Pod); l.ARPFilter != guarded {
-		change.ARPFilter = new(guarded)
-	}
-	change.NoAutoAddress = gateways != nil && l.HasIPv6 && !l.NoAutoAddress
+	n.mendParameters(&change, p.Pod, l, gateways != nil)
 	if change.Forwarding || change.RPFilter != 0 || change.ARPFilter != nil || change.NoAutoAddress {
 		m.Parameters = 1
 	}
@@ -166,6 +159,18 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 	}
 	m.Addresses, err = n.handle.Apply(ctx, rtnl.ErrExist, reqs...)
 	return m, err
+}
+
+// mendParameters adds to a change the parameters of a link that netlink sets, and that aren't as they should be. ours says that the link has Coil's gateways.
+func (n *Network) mendParameters(change *rtnl.LinkChange, p Pod, l rtnl.Link, ours bool) {
+	change.Forwarding = !l.Forwarding
+	if l.RPFilter != rtnl.LooseRPFilter {
+		change.RPFilter = rtnl.LooseRPFilter
+	}
+	if guarded := n.opts.guards(p); l.ARPFilter != guarded {
+		change.ARPFilter = new(guarded)
+	}
+	change.NoAutoAddress = ours && l.HasIPv6 && !l.NoAutoAddress
 }
 
 // relabel changes a link, and gives it the group and the alternative name of a pod's, unless it is being removed by now.

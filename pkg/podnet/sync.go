@@ -41,10 +41,16 @@ func (n *Network) wantedRules() []dataplane.Rule {
 	return rules
 }
 
+// forwardIPv4 and forwardIPv6 make the host forward packets of a family. New links get IPv6's default, which may differ from that of all.
+var (
+	forwardIPv4 = sysctl.Setting{Key: "net/ipv4/ip_forward", Value: "1"}
+	forwardIPv6 = []sysctl.Setting{ipv6Setting("all", "forwarding", "1"), ipv6Setting("default", "forwarding", "1")}
+)
+
 // Forward makes the host forward packets, and says whether anything had to be set. It can be
 // repeated at any time. A family that can't be read doesn't keep the other one from being set.
 func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
-	changed, err = n.set(n.host, sysctl.Setting{Key: "net/ipv4/ip_forward", Value: "1"})
+	changed, err = n.set(n.host, forwardIPv4)
 	if !n.ipv6 {
 		return changed, err
 	}
@@ -53,11 +59,7 @@ func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
 		// The host would forget routes that it needs.
 		return changed, errors.Join(err, learnedErr)
 	}
-	// New links get the default, which may differ from that of all.
-	for _, links := range []string{"all", "default"} {
-		settings = append(settings, ipv6Setting(links, "forwarding", "1"))
-	}
-	changed6, err6 := n.set(n.host, settings...)
+	changed6, err6 := n.set(n.host, append(settings, forwardIPv6...)...)
 	return changed || changed6, errors.Join(err, err6)
 }
 

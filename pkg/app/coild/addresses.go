@@ -62,6 +62,7 @@ func (a *addresses) part() part {
 	maps.Copy(kinds, export.Kinds)
 	return part{
 		kinds: kinds, watch: a.watch, compose: a.compose, start: a.start, check: a.checkMachine, withdraw: a.withdraw,
+		look: a.look, lookAtHost: a.lookAtHost,
 		run:    func(ctx context.Context) error { return a.assign.Run(ctx) },
 		forget: func(ctx context.Context, id attachment.ID) error { return a.assign.Del(ctx, id) },
 	}

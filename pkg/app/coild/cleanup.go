@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -71,7 +72,7 @@ func (o *cleanupOptions) run(ctx context.Context) error {
 	err := cleanup.Run(ctx, cleanup.Config{
 		Kernel:      o.networkOptions(),
 		ExportTable: o.ExportTable, RouterProtocol: o.RouterProtocol,
-		Socket: o.Socket, Database: o.database(), DelQueueDir: o.delQueueDir(), APIServers: o.apiServersFile(),
+		Socket: o.Socket, DebugSocket: o.debugSocket(), Database: o.database(), DelQueueDir: o.delQueueDir(), APIServers: o.apiServersFile(),
 		CNIConfDir: o.CNIConfDir, CNIConfName: o.CNIConfName, CNIBinDir: o.CNIBinDir,
 		Force: o.Force, State: o.State, Out: os.Stdout,
 	})
@@ -89,6 +90,13 @@ func (o *Options) networkOptions() podnet.Options {
 		SourceGuard: o.SourceGuard && o.IPAM, StragglersTracked: !o.FloatingNotrack,
 		SysctlRecord: filepath.Join(o.StateDir, "sysctl.json"),
 	}
+}
+
+// debugSocket is where people ask what is wrong, beside the socket of the plugin.
+func (o *Options) debugSocket() string {
+	dir, name := filepath.Split(o.Socket)
+	ext := filepath.Ext(name)
+	return dir + strings.TrimSuffix(name, ext) + "-debug" + ext
 }
 
 // database is the record of addresses.

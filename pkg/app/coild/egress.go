@@ -21,6 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/node/view"
+	"github.com/coil-net/coil/pkg/plan/inspection"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -48,6 +49,10 @@ func (e *egresses) part() part {
 	return part{
 		kinds: kinds, watch: e.watch, compose: e.compose, start: e.start,
 		forget: func(ctx context.Context, id attachment.ID) error { return e.manager.Forget(ctx, id) },
+		look: func(ctx context.Context, alloc store.Allocation, into *inspection.Attachment) {
+			client, objects := e.manager.Look(ctx, alloc.ID)
+			into.Client, into.Objects = client, append(into.Objects, objects...)
+		},
 	}
 }
 
@@ -92,7 +97,7 @@ func (e *egresses) compose(ctx context.Context) error {
 		RecordAll: e.alone, Drift: egressDrift, Available: e.fou.available, Repaired: e.repaired, Health: e.health,
 	}, e.cluster, kernel, record, e.recorder, e.metrics)
 	e.registry.MustRegister(e.manager, e.health)
-	e.egress = e.manager
+	e.egress, e.noTunnels = e.manager, e.fou.available
 	return nil
 }
 

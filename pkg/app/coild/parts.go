@@ -12,7 +12,9 @@ import (
 
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan/inspection"
 	"github.com/coil-net/coil/pkg/reconcile/upkeep"
+	"github.com/coil-net/coil/pkg/store"
 )
 
 // part is a feature of coild. It has the daemon, and doesn't know the other features. A function that a part doesn't need
@@ -32,6 +34,11 @@ type part struct {
 	start func(context.Context, *errgroup.Group) error
 	// forget removes the part's state of an attachment, whose DEL has come.
 	forget func(context.Context, attachment.ID) error
+
+	// look adds to an attachment what there is of the part's objects, and lookAtHost compares those that all pods share: for people who ask, see
+	// package debug.
+	look       func(ctx context.Context, alloc store.Allocation, into *inspection.Attachment)
+	lookAtHost func(context.Context) []inspection.Comparison
 
 	// check returns why the part can't work for a Node, and for how long at least.
 	check func(*corev1.Node) (time.Duration, error)

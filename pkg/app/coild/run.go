@@ -79,6 +79,8 @@ type daemon struct {
 	// assigner and egress serve the plugin's calls; each is nil without its part.
 	assigner server.Assigner
 	egress   server.Egress
+	// noTunnels says why the kernel can't make tunnels; nil without the part of Egresses.
+	noTunnels func() error
 
 	watches    kube.Watches
 	node       *view.Node
@@ -176,6 +178,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 		Assigner: d.assigner, PoolOf: d.namespaces.PoolOf, Egress: d.egress,
 	}
 	group.Go(func() error { return srv.Serve(ctx, d.Socket, d.registry) })
+	group.Go(func() error { return d.serveDebug(ctx) })
 	changes.Add(struct{}{}) // nothing tells of a Node that was deleted since it was read
 	group.Go(func() error { return changes.Run(ctx, 1, d.watches.Synced()...) })
 	group.Go(func() error { return d.start(ctx, group) })

@@ -290,6 +290,11 @@ func (a *Assigner) WiredOf(all []store.Allocation) []podnet.Wired {
 	return pods
 }
 
+// WiringOf returns the pod of an attachment as it should be now, and what was made for it, as far as the record knows; for package podnet.
+func (a *Assigner) WiringOf(alloc store.Allocation) (podnet.Pod, podnet.Attachment) {
+	return a.podOf(alloc), attachmentOf(alloc)
+}
+
 // attachmentOf returns the attachment of an allocation in the kernel, as far as the record knows.
 func attachmentOf(alloc store.Allocation) podnet.Attachment {
 	host, pod := macsOf(alloc.Result)

@@ -167,14 +167,19 @@ func (m *Manager) live(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBloc
 func (m *Manager) Export(ctx context.Context) error {
 	m.exportMu.Lock()
 	defer m.exportMu.Unlock()
-	var held []routes.HeldBlock
-	if !m.withdrawn.Load() {
-		var err error
-		if held, err = m.allHeld(ctx); err != nil {
-			return err
-		}
+	held, err := m.ToExport(ctx)
+	if err != nil {
+		return err
 	}
 	return m.exporter.Export(ctx, held)
+}
+
+// ToExport are the blocks that Export announces: none while they are withdrawn.
+func (m *Manager) ToExport(ctx context.Context) ([]routes.HeldBlock, error) {
+	if m.withdrawn.Load() {
+		return nil, nil
+	}
+	return m.allHeld(ctx)
 }
 
 // allHeld are the recorded blocks of the cache, and blocks that only the record has as long as pods have

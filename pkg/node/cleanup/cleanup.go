@@ -30,6 +30,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
+	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/store/sqlite"
@@ -42,7 +43,7 @@ type Config struct {
 	// ExportTable and RouterProtocol are coild's and coil-router's.
 	ExportTable, RouterProtocol int
 
-	Socket, Database, DelQueueDir string
+	Socket, DebugSocket, Database, DelQueueDir string
 	// APIServers is the file of the API servers' addresses.
 	APIServers string
 	// CNIConfDir and CNIConfName are of the network configuration; an empty name is none.
@@ -200,8 +201,10 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	r.removeTransit(ctx, routes)
 	routes(r.Kernel.Protocol, dataplane.TableUnassigned)
 	r.done(r.restoreParameters())
-	r.file(r.Socket)
-	r.file(filepath.Join(filepath.Dir(r.Socket), "."+strings.TrimPrefix(filepath.Base(r.Socket), ".")+".new"))
+	for _, socket := range []string{r.Socket, r.DebugSocket} {
+		r.file(socket)
+		r.file(observe.Unfinished(socket))
+	}
 	r.folder(r.DelQueueDir)
 	r.file(r.APIServers)
 	r.done(atomicfile.RemoveStale(r.APIServers, 0))

@@ -7,12 +7,14 @@ package export
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan/inspection"
 	"github.com/coil-net/coil/pkg/plan/routes"
 )
 
@@ -21,6 +23,8 @@ type Table interface {
 	Sync(ctx context.Context, want []dataplane.Route) (dataplane.Result, error)
 	// Ensure deletes nothing.
 	Ensure(ctx context.Context, want []dataplane.Route) (dataplane.Result, error)
+	// Missing returns what Sync would add or replace.
+	Missing(ctx context.Context, want []dataplane.Route) ([]dataplane.Route, error)
 }
 
 // The kinds of routes that are repaired; label kind of coil_repairs_total.
@@ -93,6 +97,29 @@ func (e *Exporter) Export(ctx context.Context, blocks []routes.HeldBlock) error 
 	}
 	e.last.export, e.last.unassigned = export, unassigned
 	return nil
+}
+
+// Look compares the routes of blocks with those that Export makes of these, for people. Nothing is changed.
+func (e *Exporter) Look(ctx context.Context, blocks []routes.HeldBlock) (all []inspection.Comparison) {
+	export, unassigned := routes.Exports(blocks, e.tables)
+	for _, t := range []struct {
+		name  string
+		table Table
+		want  []dataplane.Route
+	}{{"exported route", e.export, export}, {"unreachable route", e.unassigned, unassigned}} {
+		missing, err := t.table.Missing(ctx, t.want)
+		for _, r := range t.want {
+			c := inspection.Comparison{Topic: inspection.Blocks, Object: t.name + " of " + r.Dst.String(), Want: r.String()}
+			switch {
+			case err != nil:
+				c.Unknown = err.Error()
+			case !slices.Contains(missing, r):
+				c.Have, c.OK = r.String(), true
+			}
+			all = append(all, c)
+		}
+	}
+	return all
 }
 
 // Lost says whether changes in the kernel concern the tables: one has lost a route, lo is another, or notifications

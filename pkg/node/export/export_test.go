@@ -13,6 +13,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan/inspection"
 	"github.com/coil-net/coil/pkg/plan/routes"
 )
 
@@ -80,6 +81,18 @@ func (k table) Ensure(_ context.Context, want []dataplane.Route) (dataplane.Resu
 		}
 	}
 	return res, nil
+}
+
+func (k table) Missing(_ context.Context, want []dataplane.Route) (missing []dataplane.Route, err error) {
+	if k.fail == k.id {
+		return nil, errors.New("netlink: no buffer space")
+	}
+	for _, r := range want {
+		if !k.routes[k.id][r.Dst] {
+			missing = append(missing, r)
+		}
+	}
+	return missing, nil
 }
 
 func (k *kernel) check() {
@@ -229,6 +242,35 @@ func TestAdviceForEachKind(t *testing.T) {
 	for _, k := range []string{BlockRoute, UnreachableRoute} {
 		if Kinds[k] == "" {
 			t.Errorf("none for %s", k)
+		}
+	}
+}
+
+// What people are told of the routes is what Export would do.
+func TestLook(t *testing.T) {
+	e, k := newExporter(t)
+	blocks := []routes.HeldBlock{held("10.0.0.0/27"), held("10.0.1.0/27")}
+	if err := e.Export(t.Context(), blocks); err != nil {
+		t.Fatal(err)
+	}
+	wrong := func() (all []string) {
+		for _, c := range inspection.Wrong(e.Look(t.Context(), blocks)) {
+			all = append(all, c.String())
+		}
+		return all
+	}
+	if got := wrong(); len(got) > 0 {
+		t.Errorf("wrong: %q", got)
+	}
+	delete(k.routes[119], netip.MustParsePrefix("10.0.1.0/27"))
+	want := []string{"exported route of 10.0.1.0/27 is missing: it should be 10.0.1.0/27 dev 1 proto 30 table 119"}
+	if d := cmp.Diff(want, wrong()); d != "" {
+		t.Errorf("one is missing (-want +got):\n%s", d)
+	}
+	k.fail = 119
+	for _, c := range e.Look(t.Context(), blocks) {
+		if (c.Unknown != "") != strings.HasPrefix(c.Object, "exported") {
+			t.Errorf("the exported ones can't be read: %+v", c)
 		}
 	}
 }

@@ -4,10 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/observe"
 )
 
 // drain is for how long running calls may go on at the end.
@@ -31,7 +28,7 @@ const (
 
 // Serve answers at the unix socket until ctx ends, then lets running calls end.
 func (s *Server) Serve(ctx context.Context, socket string, r prometheus.Registerer) error {
-	l, err := listen(ctx, socket)
+	l, err := observe.Listen(ctx, socket)
 	if err != nil {
 		return fmt.Errorf("listen at %s: %w", socket, err)
 	}
@@ -59,32 +56,4 @@ func (s *Server) Serve(ctx context.Context, socket string, r prometheus.Register
 	}
 	<-ended
 	return nil
-}
-
-// listen makes the socket, for root only. One that somebody listens at is an
-// error; one that a dead process left behind is replaced.
-func listen(ctx context.Context, socket string) (net.Listener, error) {
-	var d net.Dialer
-	if c, err := d.DialContext(ctx, "unix", socket); err == nil {
-		c.Close()
-		return nil, errors.New("another coild serves there")
-	}
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	// Made under another name and renamed, so that it is never open to others.
-	tmp := filepath.Join(filepath.Dir(socket), "."+strings.TrimPrefix(filepath.Base(socket), ".")+".new")
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	l, err := new(net.ListenConfig).Listen(ctx, "unix", tmp)
-	if err != nil {
-		return nil, err
-	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(tmp, 0o600), os.Rename(tmp, socket)); err != nil {
-		l.Close()
-		return nil, err
-	}
-	return l, nil
 }

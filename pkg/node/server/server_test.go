@@ -442,7 +442,7 @@ func TestServe(t *testing.T) {
 	if fi, err := os.Stat(socket); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v, %v; want mode 0600", fi.Mode(), err)
 	}
-	if err := s.Serve(t.Context(), socket, prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "another coild") {
+	if err := s.Serve(t.Context(), socket, prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "another process") {
 		t.Errorf("second server at the socket: %v", err)
 	}
 	if _, err := client.Add(t.Context(), args(nil)); status.Code(err) != codes.Internal {

@@ -205,14 +205,24 @@ func (p *Place) wanted() (inward, exported []dataplane.Route) {
 
 // inward is the route of an address.
 func (p *Place) inward(h held, a netip.Addr) (r dataplane.Route, ok bool) {
-	r = dataplane.Route{Dst: netip.PrefixFrom(a, a.BitLen()), Protocol: dataplane.ProtocolFloating}
 	if h.OfServices {
+		r = inwardRoute(a)
 		r.Table, r.Type, r.Link, r.Scope = localTable, dataplane.Local, p.cfg.Loopback, dataplane.HostScope
 		return r.Canonical(), true
 	}
-	r.Table, r.Link, r.Gateway, r.OnLink = p.cfg.PodTable, h.pod.Link, h.pod.IPv4, true
+	return Inward(h.pod, p.cfg.PodTable, a)
+}
+
+// Inward is the route of an address to a pod, in the table of pods; not ok if the pod hasn't the family.
+func Inward(pod Pod, table int, a netip.Addr) (r dataplane.Route, ok bool) {
+	r = inwardRoute(a)
+	r.Table, r.Link, r.Gateway, r.OnLink = table, pod.Link, pod.IPv4, true
 	if a.Is6() {
-		r.Gateway = h.pod.IPv6
+		r.Gateway = pod.IPv6
 	}
 	return r.Canonical(), r.Gateway.IsValid()
+}
+
+func inwardRoute(a netip.Addr) dataplane.Route {
+	return dataplane.Route{Dst: netip.PrefixFrom(a, a.BitLen()), Protocol: dataplane.ProtocolFloating}
 }

@@ -1,0 +1,188 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/node/debug"
+	"github.com/coil-net/coil/pkg/node/floating/place"
+	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/plan/inspection"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// debugCommand is the first argument that asks a running coild.
+const debugCommand = "debug"
+
+// debugOptions are the flags of "coild debug", of which those of coild have the same names.
+type debugOptions struct {
+	Options
+	Timeout time.Duration
+	path    string
+}
+
+// debugMain runs "coild debug" with the arguments after that, and returns the exit code: words, then flags.
+func debugMain(args []string) int {
+	words := 0
+	for words < len(args) && args[words] != "" && args[words][0] != '-' {
+		words++
+	}
+	o := &debugOptions{}
+	var err error
+	if o.path, err = debug.Path(args[:words]); err != nil && len(args) == words {
+		fmt.Fprintf(os.Stderr, "coild %s: %v\n", debugCommand, err)
+		return 2
+	}
+	return program.Main("coild "+debugCommand, args[words:], o, o.run)
+}
+
+// AddFlags implements program.Options.
+func (o *debugOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Socket, "socket", "/run/coild.sock", "unix socket of coild; it is asked at the one beside it, of the name with -debug")
+	fs.DurationVar(&o.Timeout, "timeout", 3*time.Second, "the longest time to wait for the answer")
+}
+
+// Validate implements program.Options.
+func (o *debugOptions) Validate() error {
+	errs := []error{program.Absolute("--socket", o.Socket), program.Positive("--timeout", o.Timeout)}
+	if o.path == "" {
+		_, err := debug.Path(nil)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// run prints the answer.
+func (o *debugOptions) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	text, err := observe.AskSocket(ctx, o.debugSocket(), o.path, inspection.Limit)
+	if err != nil {
+		return fmt.Errorf("ask coild: %w", err)
+	}
+	_, err = os.Stdout.Write(text)
+	return err
+}
+
+// serveDebug answers what people ask until ctx ends. Pods are served without it, too.
+func (d *daemon) serveDebug(ctx context.Context) error {
+	if err := d.debugServer().Serve(ctx, d.debugSocket()); err != nil {
+		klog.FromContext(ctx).Error(err, "Nobody can ask what is wrong")
+	}
+	return nil
+}
+
+// debugServer answers what people ask.
+func (d *daemon) debugServer() *debug.Server {
+	return &debug.Server{
+		Node: d.lookAtNode, Record: d.store, Gone: func(a store.Allocation) bool { return a.Path != "" && !d.lives(a) }, Way: d.way,
+		Look: func(ctx context.Context, alloc store.Allocation, into *inspection.Attachment) {
+			for _, p := range d.parts {
+				if p.look != nil {
+					p.look(ctx, alloc, into)
+				}
+			}
+		},
+		LookAtHost: func(ctx context.Context) []inspection.Comparison {
+			all := []inspection.Comparison{}
+			for _, p := range d.parts {
+				if p.lookAtHost != nil {
+					all = append(all, p.lookAtHost(ctx)...)
+				}
+			}
+			return all
+		},
+	}
+}
+
+// lookAtNode says which node this is, and whether it works.
+func (d *daemon) lookAtNode() inspection.Node {
+	n := inspection.Node{
+		Name: d.NodeName, UID: string(d.self.UID), Version: program.Version(), Now: time.Now(), IPAM: d.IPAM, Egress: d.Egress,
+	}
+	if err := d.health.Ready(); err != nil {
+		n.NotReady = err.Error()
+	}
+	if d.noTunnels != nil {
+		if err := d.noTunnels(); err != nil {
+			n.NoTunnels = err.Error()
+		}
+	}
+	return n
+}
+
+// way is how the kernel reaches an address.
+func (d *daemon) way(ctx context.Context, a netip.Addr) (string, error) {
+	h := d.network.Handle()
+	r, err := h.RouteTo(ctx, a, 0)
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return "no route", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	text := r.String()
+	if l, err := h.LinkByIndex(ctx, r.Link); err == nil {
+		text += " (" + l.Name + ")"
+	}
+	return text, nil
+}
+
+// look compares what was made for a pod with what there is.
+func (a *addresses) look(ctx context.Context, alloc store.Allocation, into *inspection.Attachment) {
+	if alloc.State != store.Attached || a.assign.Linkless(alloc) {
+		return // its link isn't there yet, or not any more
+	}
+	pod, made := a.assign.WiringOf(alloc)
+	into.Objects = append(into.Objects, a.network.Look(ctx, pod, made)...)
+}
+
+// lookAtHost compares what all pods share.
+func (a *addresses) lookAtHost(ctx context.Context) []inspection.Comparison {
+	all := a.network.LookAtHost(ctx)
+	blocks, err := a.blocks.ToExport(ctx)
+	if err != nil {
+		return append(all, inspection.Comparison{Topic: inspection.Blocks, Object: "routes of blocks", Unknown: err.Error()})
+	}
+	return append(all, a.exporter.Look(ctx, blocks)...)
+}
+
+// look says which floating addresses lead to a pod, and whether they do.
+func (h *holder) look(ctx context.Context, alloc store.Allocation, into *inspection.Attachment) {
+	uid := types.UID(alloc.UID)
+	pod, here := h.pod(uid)
+	h.mu.Lock()
+	var addrs []netip.Addr
+	for _, a := range h.announced {
+		if uid != "" && a.Pod == uid {
+			addrs = append(addrs, a.Addrs()...)
+		}
+	}
+	h.mu.Unlock()
+	for _, a := range addrs {
+		into.Floating = append(into.Floating, a.String())
+		want, has := place.Inward(pod, h.PodTable, a)
+		if !here || !has {
+			continue
+		}
+		c := inspection.Comparison{Topic: inspection.Floating, Object: "way to floating address " + a.String(), Want: want.String()}
+		switch r, err := h.network.Handle().RouteTo(ctx, a, 0); {
+		case errors.Is(err, rtnl.ErrNotExist):
+		case err != nil:
+			c.Unknown = err.Error()
+		default:
+			c.Have, c.OK = r.String(), r.Table == want.Table && r.Link == want.Link && r.Gateway == want.Gateway
+		}
+		into.Objects = append(into.Objects, c)
+	}
+}
