@@ -16,10 +16,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -141,16 +141,7 @@ func (n *Namespaces) PoolOf(ctx context.Context, namespace string) (string, erro
 	if err != nil {
 		return "", err
 	}
-	pool := ns.Annotations[v2.AnnotationPool]
-	if pool == "" {
-		return v2.DefaultPool, nil
-	}
-	// The text is a user's, of up to 256 KiB: none of it is repeated.
-	if len(pool) > validation.LabelValueMaxLength || len(validation.IsDNS1123Subdomain(pool)) > 0 {
-		return "", fmt.Errorf("annotation %s of Namespace %s can't be the name of an AddressPool: that has at most %d lower case letters, digits, '-' and '.'",
-			v2.AnnotationPool, namespace, validation.LabelValueMaxLength)
-	}
-	return pool, nil
+	return plan.PoolOf(namespace, ns.Annotations)
 }
 
 // Unguarded says whether the pods of a namespace may send from any address, as far as the cache
