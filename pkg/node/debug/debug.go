@@ -131,7 +131,8 @@ func aboutPod(namespace, name string) question {
 		text:       "pod " + namespace + "/" + name,
 		attachment: func(a store.Allocation) bool { return a.Namespace == namespace && a.Name == name },
 		block: func(u store.Usage, found []store.Allocation) bool {
-			return slices.ContainsFunc(found, func(a store.Allocation) bool { return a.Block == u.Name })
+			// Of a pod without an address it is asked whether there is one left.
+			return len(found) == 0 || slices.ContainsFunc(found, func(a store.Allocation) bool { return a.Block == u.Name })
 		},
 	}
 }

@@ -118,7 +118,7 @@ func TestQuestions(t *testing.T) {
 		{"/node", "node", []string{"a", "b", "chained"}, []string{"default-0", "default-1"}, ""},
 		{"/pod/shop/a", "pod shop/a", []string{"a"}, []string{"default-0"}, ""},
 		{"/pod/shop/chained", "pod shop/chained", []string{"chained"}, nil, ""},
-		{"/pod/other/a", "pod other/a", nil, nil, ""},
+		{"/pod/other/a", "pod other/a", nil, []string{"default-0", "default-1"}, ""}, // which may give it an address
 		{"/address/10.0.0.1", "address 10.0.0.1", []string{"b"}, []string{"default-0"}, "by 10.0.0.1"},
 		{"/address/10.0.0.40", "address 10.0.0.40", nil, []string{"default-1"}, "by 10.0.0.40"},
 		{"/address/192.0.2.7", "address 192.0.2.7", []string{"chained"}, nil, "by 192.0.2.7"},
