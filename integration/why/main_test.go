@@ -15,8 +15,8 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// shared is the rig of all tests.
-var shared = rigtest.Shared{Parallel: 4, Options: rig.Options{Tags: []string{"faultpoints"}}}
+// shared is the rig of all tests. This machine's kernel may have no FoU.
+var shared = rigtest.Shared{Parallel: 4, Options: rig.Options{Tags: []string{rig.StandInTunnels, "faultpoints"}}}
 
 func TestMain(m *testing.M) { shared.Main(m) }
 
@@ -41,7 +41,7 @@ func newFixture(t *testing.T) *fixture {
 		r.AddPool(ctx, f.pool, 2, rig.Dual(fmt.Sprintf("10.%d.0.0/28", number), fmt.Sprintf("fd00:%x::/124", number))),
 		r.AddNamespace(ctx, f.pool, f.pool),
 	)
-	f.Node = testkit.Must(r.AddNode(ctx, rig.NodeOptions{}))(t)
+	f.Node = testkit.Must(r.AddNode(ctx, rig.NodeOptions{CoildFlags: []string{"--block-timeout=2s"}}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the end of the log of %s:\n%s", f.Name, f.Coild.Logs(40))
@@ -60,6 +60,12 @@ func (f *fixture) add() *rig.Sandbox {
 	s := testkit.Must(f.NewSandbox(f.t.Context(), rig.SandboxOptions{Namespace: f.pool}))(f.t)
 	testkit.Must(s.Add(f.t.Context()))(f.t)
 	return s
+}
+
+// sh runs a script in the node's network namespace.
+func (f *fixture) sh(script string) {
+	f.t.Helper()
+	rigtest.Sh(f.t, f.Node, script)
 }
 
 // ask asks coild about a pod.
