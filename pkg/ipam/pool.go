@@ -59,6 +59,8 @@ func Prefixes(cidrs ...*string) []netip.Prefix {
 type Pool struct {
 	subnets []Subnet
 	bits    int
+	// excluded are blocks that aren't to be carved, in order; they don't touch each other. See Without.
+	excluded []indexes
 }
 
 // NewPool returns the pool of subnets whose blocks have 2^blockSizeBits
@@ -138,7 +140,7 @@ func (s Subnet) blocks(blockSizeBits int) int64 {
 	return 1 << n
 }
 
-// Total is the number of blocks that can be carved, at most MaxBlocks.
+// Total is the number of blocks that the pool has, at most MaxBlocks; see also Available.
 func (p Pool) Total() int64 {
 	var n int64
 	for _, s := range p.subnets {
@@ -204,14 +206,18 @@ func (p Pool) Containing(a netip.Addr) (int32, bool) {
 	return 0, false
 }
 
-// Free yields the indexes that taken doesn't have: those after last, and those up to it. A negative last starts at 0.
-// A returned block is so carved again as late as possible.
+// Free yields the indexes that taken doesn't have and that aren't excluded: those after last, and those up to it. A negative
+// last starts at 0. A returned block is so carved again as late as possible.
 func (p Pool) Free(last int32, taken map[int32]struct{}) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
 		start, total := max(int64(last), -1)+1, p.Total()
-		for n := range total {
-			i := int32((start + n) % total)
-			if _, ok := taken[i]; !ok && !yield(i) {
+		for n := int64(0); n < total; n++ {
+			i := (start + n) % total
+			if last, ok := p.excludedTo(i); ok {
+				n += last - i // there may be millions
+				continue
+			}
+			if _, ok := taken[int32(i)]; !ok && !yield(int32(i)) {
 				return
 			}
 		}
