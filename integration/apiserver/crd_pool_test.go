@@ -18,6 +18,8 @@ const (
 	unequalSize = "ipv4 and ipv6 must be of equal size"
 	noFamily    = "ipv4, ipv6 or both are required"
 	fixed       = "can't be changed"
+	noRange     = "must be an address, a range such as 10.1.2.10-10.1.2.20, or a CIDR"
+	outside     = " is not within one of spec.subnets"
 )
 
 // subnets returns the YAML of a pool with n dual-stack subnets.
@@ -26,6 +28,16 @@ func subnets(n int) string {
 	b.WriteString("spec: {subnets: [")
 	for i := range n {
 		fmt.Fprintf(&b, `{ipv4: 10.%d.0.0/16, ipv6: "fd00:%x::/112"}, `, i, i+1)
+	}
+	return b.String() + "]}"
+}
+
+// excludes returns the YAML of a pool with n subnets and n excluded ranges.
+func excludes(n int) string {
+	var b strings.Builder
+	b.WriteString(strings.TrimSuffix(subnets(min(n, 64)), "}") + ", exclude: [")
+	for i := range n {
+		fmt.Fprintf(&b, `"fd00:%x:0000:0000:0000:0000:0000:%04x-fd00:%x:0000:0000:0000:0000:0000:%04x", `, min(n, 64), 2*i, min(n, 64), 2*i+1)
 	}
 	return b.String() + "]}"
 }
@@ -57,6 +69,27 @@ func poolAttempts() []attempt {
 		{name: "floating addresses that are announced to neighbours", new: `spec: {purpose: Floating, announce: Neighbor, blockSizeBits: 0, subnets: [{ipv4: 10.0.0.0/24}]}`},
 		{name: "announced in another way", new: `spec: {announce: BGP, subnets: [{ipv4: 10.0.0.0/24}]}`, field: "spec.announce", reason: "Unsupported value"},
 		{name: "announced to nobody", new: `spec: {announce: "", subnets: [{ipv4: 10.0.0.0/24}]}`, field: "spec.announce", reason: "Unsupported value"},
+		{name: "excluded addresses, ranges and CIDRs", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.2.0.0/16}], exclude: [10.0.0.5, 10.0.1.10-10.0.1.20, 10.2.0.0/28]}`},
+		{name: "excluded addresses of both families", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}], exclude: [10.0.0.5, "fd00::7-fd00::1:0", "fd00::10/124"]}`,
+			field: "spec.exclude", reason: "fd00::7-fd00::1:0" + outside},
+		{name: "all is excluded", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}], exclude: [10.0.0.0/16]}`},
+		{name: "a range of one address", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.0.5-10.0.0.5]}`},
+		{name: "excluded ranges in either order", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}], exclude: [10.0.0.20-10.0.0.10, "fd00::10-fd00::9"]}`},
+		{name: "the widest range", new: `spec: {subnets: [{ipv6: "::/0"}], exclude: ["::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "FD00:0:0:0:0:0:0:9-fd00::a"]}`},
+		{name: "nothing is excluded", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: []}`},
+		{name: "as many excluded ranges as there may be", new: excludes(64)},
+		{name: "too many excluded ranges", new: excludes(65), field: "spec.exclude", reason: "must have at most 64 items"},
+		{name: "an excluded word", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [gateway]}`, field: "spec.exclude[0]", reason: noRange},
+		{name: "an excluded range without an end", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.0.1, 10.0.0.5-]}`, field: "spec.exclude[1]", reason: noRange},
+		{name: "an excluded range of three", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.0.1-10.0.0.3-10.0.0.5]}`, field: "spec.exclude[0]", reason: noRange},
+		{name: "an excluded range of two families", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}], exclude: ["10.0.0.1-fd00::2"]}`, field: "spec.exclude", reason: "10.0.0.1-fd00::2" + outside},
+		{name: "an excluded CIDR with host bits", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.0.5/28]}`, field: "spec.exclude[0]", reason: "has host bits"},
+		{name: "an excluded address of another family", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: ["fd00::1"]}`, field: "spec.exclude", reason: "fd00::1" + outside},
+		{name: "an excluded address outside", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.0.1, 10.1.0.1]}`, field: "spec.exclude", reason: "10.1.0.1" + outside},
+		{name: "an excluded CIDR around the subnet", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.0.0/8]}`, field: "spec.exclude", reason: "10.0.0.0/8" + outside},
+		{name: "an excluded range over two subnets", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}], exclude: [10.0.255.250-10.1.0.5]}`, field: "spec.exclude", reason: "10.0.255.250-10.1.0.5" + outside},
+		{name: "an excluded range twice", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.0.1, 10.0.0.1]}`, field: "spec.exclude[1]", reason: "Duplicate value"},
+		{name: "draining", new: `spec: {drain: true, subnets: [{ipv4: 10.0.0.0/16}]}`},
 		{name: "a name that is no label value", object: strings.Repeat("p", 64), new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`,
 			field: "metadata.name", reason: "has at most 63 characters"},
 		{name: "no spec", new: `{}`, field: "spec", reason: "Required value"},
@@ -127,6 +160,13 @@ func poolChanges() []attempt {
 		{name: "announce by routes again", old: `spec: {announce: Neighbor, subnets: [{ipv4: 10.0.0.0/16}]}`, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`},
 		{name: "announce in another way", old: old, new: `spec: {announce: neighbor, subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`,
 			field: "spec.announce", reason: "Unsupported value"},
+
+		{name: "exclude addresses", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}], exclude: [10.0.0.0/28]}`},
+		{name: "exclude other addresses", old: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.0.0/28]}`, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.1.0]}`},
+		{name: "exclude addresses of an appended subnet", old: `spec: {subnets: [{ipv4: 10.0.0.0/16}], exclude: [10.0.0.0/28]}`,
+			new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}], exclude: [10.0.0.0/28, 10.1.0.9]}`},
+		{name: "drain", old: old, new: `spec: {drain: true, subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`},
+		{name: "drain no longer", old: `spec: {drain: true, subnets: [{ipv4: 10.0.0.0/16}]}`, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`},
 
 		{name: "a smaller block size", old: old, new: `spec: {blockSizeBits: 4, subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`,
 			field: "spec.blockSizeBits", reason: fixed},

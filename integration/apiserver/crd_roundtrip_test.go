@@ -55,7 +55,7 @@ func roundTrips() []roundTrip {
 	nodes := []v2.FloatingNode{{Node: "worker", Addresses: []string{"192.0.2.1", "fd00::1"}, PodUID: "2"}}
 	return []roundTrip{
 		{name: "maximal", kind: poolKind, maximal: true, except: []string{"Spec.VRRP", "Spec.OpenStack"}, obj: &v2.AddressPool{
-			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeAny, FloatingNamespaces: []string{"internet"}, Announce: v2.AnnounceNeighbor, BlockSizeBits: 6, Subnets: []v2.SubnetSet{{IPv4: ptr("10.0.0.0/16"), IPv6: ptr("fd00::/112")}}},
+			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeAny, FloatingNamespaces: []string{"internet"}, Announce: v2.AnnounceNeighbor, BlockSizeBits: 6, Subnets: []v2.SubnetSet{{IPv4: ptr("10.0.0.0/16"), IPv6: ptr("fd00::/112")}}, Exclude: []string{"10.0.0.1"}, Drain: true},
 			Status: v2.AddressPoolStatus{
 				ObservedGeneration: 7, LastIndex: ptr(int32(3)),
 				Blocks:     v2.Usage{Used: 4, Total: 1024, Summary: "4/1024"},

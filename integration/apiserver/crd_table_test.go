@@ -48,6 +48,7 @@ status:
   - {type: Exhausted, status: "True", reason: AllBlocksTaken, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
   - {type: Overlapping, status: "True", reason: NodeAddress, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
   - {type: Terminating, status: "True", reason: BlocksInUse, message: "2 blocks on 1 node", lastTransitionTime: "2026-01-01T00:00:00Z"}
+  - {type: Drained, status: "False", reason: BlocksInUse, message: 2 blocks are held, lastTransitionTime: "2026-01-01T00:00:00Z"}
 `, `
 metadata: {name: unseen}
 spec: {subnets: [{ipv6: "fd00:2::/112"}]}

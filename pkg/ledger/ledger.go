@@ -197,16 +197,21 @@ type Candidate struct {
 
 // NoneFree is why a pool has no candidate.
 type NoneFree struct {
-	total int64
+	// total counts the blocks that may be carved, excluded the others.
+	total, excluded int64
 	// overlapping counts the blocks that are free but share addresses with others, or with Nodes.
 	overlapping int
 }
 
 func (e *NoneFree) Error() string {
-	if e.overlapping > 0 {
-		return fmt.Sprintf("each of its %d blocks is taken, shares addresses with an existing block of another name, or has the address of a Node", e.total)
+	but := ""
+	if e.excluded > 0 {
+		but = fmt.Sprintf(" that spec.exclude leaves, without %d,", e.excluded)
 	}
-	return fmt.Sprintf("all of its %d blocks are taken", e.total)
+	if e.overlapping > 0 {
+		return fmt.Sprintf("each of its %d blocks%s is taken, shares addresses with an existing block of another name, or has the address of a Node", e.total, but)
+	}
+	return fmt.Sprintf("all of its %d blocks%s are taken", e.total, but)
 }
 
 // Pick returns the next block of a pool that seems to be free and marks it for a node, so that
@@ -235,7 +240,7 @@ func (l *Ledger) Pick(pool string, p ipam.Pool, node string) (Candidate, error) 
 		last = index
 		skipped++
 	}
-	return Candidate{}, &NoneFree{total: p.Total(), overlapping: skipped}
+	return Candidate{}, &NoneFree{total: p.Available(), excluded: p.Total() - p.Available(), overlapping: skipped}
 }
 
 // Claim marks a block that a node holds already and that doesn't exist, and returns false if another one

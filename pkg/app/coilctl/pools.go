@@ -141,10 +141,13 @@ func describe(p *v2.AddressPool) pool {
 			}
 		}
 	}
-	for _, kind := range []string{v2.PoolExhausted, v2.PoolOverlapping, v2.PoolSuspended, v2.PoolTerminating} {
+	for _, kind := range []string{v2.PoolExhausted, v2.PoolOverlapping, v2.PoolSuspended, v2.PoolTerminating, v2.PoolExcludedInUse} {
 		if c := meta.FindStatusCondition(p.Status.Conditions, kind); c != nil && c.Status != metav1.ConditionFalse {
 			shown.Attention = append(shown.Attention, c.Message)
 		}
+	}
+	if c := meta.FindStatusCondition(p.Status.Conditions, v2.PoolDrained); c != nil {
+		shown.Attention = append(shown.Attention, "drains: "+c.Message)
 	}
 	return shown
 }

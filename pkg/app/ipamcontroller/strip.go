@@ -41,7 +41,7 @@ func stripBlock(obj any) (any, error) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: b.Name, UID: b.UID, ResourceVersion: b.ResourceVersion,
 			CreationTimestamp: b.CreationTimestamp, DeletionTimestamp: b.DeletionTimestamp,
-			Labels:      kube.Only(b.Labels, v2.LabelPool, v2.LabelNode, v2.LabelRequest, v2.LabelReserved, v2.LabelFloating, v2.LabelAnnounce),
+			Labels:      kube.Only(b.Labels, v2.LabelPool, v2.LabelNode, v2.LabelRequest, v2.LabelReserved, v2.LabelFloating, v2.LabelAnnounce, v2.LabelClosed),
 			Annotations: kube.Only(b.Annotations, v2.AnnotationNodeUID, v2.AnnotationNodeGone, v2.AnnotationDisowned),
 			Finalizers:  b.Finalizers,
 		},

@@ -59,6 +59,10 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 	if pool.Spec.Purpose == v2.PurposeFloating {
 		return nil, refusef(v2.ReasonPoolPurpose, "AddressPool %s has floating addresses only (spec.purpose): choose another one by the annotation %s of the namespace", pool.Name, v2.AnnotationPool)
 	}
+	if pool.Spec.Drain {
+		return nil, refusef(v2.ReasonPoolDraining, "%s: choose another one by the annotation %s of the namespace, or end that by \"coilctl pools drain %s --undo\"",
+			pools.Draining(pool.Name), v2.AnnotationPool, pool.Name)
+	}
 	h, node, err := c.holder(ctx, r)
 	if err != nil {
 		return nil, err

@@ -67,6 +67,18 @@ func TestAnswers(t *testing.T) {
 		{name: "terminating, not in the cache yet", reason: v2.ReasonPoolTerminating, stale: func(_ *testing.T, r *replica) {
 			r.api.changePool(func(p *v2.AddressPool) { p.DeletionTimestamp = &now })
 		}},
+		{name: "draining", reason: v2.ReasonPoolDraining, words: `AddressPool default drains and gives nothing new (spec.drain): choose another one by the annotation coil.cybozu.com/pool of the namespace, or end that by "coilctl pools drain default --undo"`, api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) { p.Spec.Drain = true })
+		}},
+		{name: "draining, not in the cache yet", reason: v2.ReasonPoolDraining, stale: func(_ *testing.T, r *replica) {
+			r.api.changePool(func(p *v2.AddressPool) { p.Spec.Drain = true })
+		}},
+		{name: "the first blocks are excluded", block: "default-2", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) { p.Spec.Exclude = []string{"10.0.0.1-10.0.0.2"} })
+		}},
+		{name: "all is excluded", reason: v2.ReasonPoolExhausted, words: "all of its 0 blocks that spec.exclude leaves, without 4, are taken; append a subnet", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) { p.Spec.Exclude = []string{"10.0.0.0/29"} })
+		}},
 		{name: "exhausted", reason: v2.ReasonPoolExhausted, words: "all of its 4 blocks are taken; append a subnet", api: func(a fakeAPI, _ *v2.BlockRequest) {
 			for i := range int32(4) {
 				a.addBlock(plantest.Block("default", i, fmt.Sprintf("10.0.0.%d/31", 2*i), "other"))

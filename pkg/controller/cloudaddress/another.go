@@ -110,7 +110,7 @@ func sameSubnets(a, b v2.PoolOpenStack) bool {
 	return a.Cloud == b.Cloud && equality.Semantic.DeepEqual(a.SubnetIDs, b.SubnetIDs)
 }
 
-// pairsAfter yields the pairs of a pool whose IPv4 address is free and whose IPv6 address isn't used: those after an address, then those before it.
+// pairsAfter yields the pairs of a pool that it doesn't exclude, whose IPv4 address is free and whose IPv6 address isn't used: those after an address, then those before it.
 func pairsAfter(addresses ipam.Pool, free, used *netipx.IPSet, after netip.Addr) iter.Seq[ipam.Address] {
 	return func(yield func(ipam.Address) bool) {
 		for _, later := range []bool{true, false} {
@@ -120,7 +120,7 @@ func pairsAfter(addresses ipam.Pool, free, used *netipx.IPSet, after netip.Addr)
 						continue
 					}
 					index, ok := addresses.Containing(addr)
-					if !ok {
+					if !ok || addresses.Excluded(index) {
 						continue
 					}
 					b, err := addresses.Block(index)

@@ -115,8 +115,9 @@ func (c *Controller) ensure(ctx context.Context, k *cloud, pool *v2.AddressPool,
 	like := first.At(0)
 	want := openstack.Want{IPv4: like.IPv4.IsValid(), IPv6: like.IPv6.IsValid(), Floating: k.spec.FloatingNetworkID != "" && like.IPv4.IsValid()}
 	known := namedBy(a)
-	begins := len(known) == 0 && want.IPv4 && want.IPv6
-	if len(known) == 0 {
+	chose := len(known) == 0
+	begins := chose && want.IPv4 && want.IPv6
+	if chose {
 		if a.Spec.Count == nil || *a.Spec.Count != 1 {
 			return seen, ipam.Address{}, wrong(v2.ReasonAddressInvalid, "A claim in a pool of OpenStack asks for one address: set spec.count to 1, or list one in spec.addresses")
 		}
@@ -134,6 +135,9 @@ func (c *Controller) ensure(ctx context.Context, k *cloud, pool *v2.AddressPool,
 	if !ok {
 		return seen, ipam.Address{}, wrong(v2.ReasonAddressOutsidePool,
 			"%s isn't in spec.subnets of AddressPool %s: these must have all that OpenStack gives out of its subnets", known[0], pool.Name)
+	}
+	if chose && addresses.Excluded(index) {
+		return seen, ipam.Address{}, wrong(v2.ReasonAddressExcluded, "%s, which OpenStack gives, is in spec.exclude of AddressPool %s: take it out of the allocation pools of OpenStack's subnet", known[0], pool.Name)
 	}
 	b, err := addresses.Block(index)
 	if err != nil {

@@ -54,7 +54,7 @@ func (k *carver) again(index int32) (ledger.Candidate, bool) {
 	for i, a := range k.attempts {
 		if index < 0 || a.Index == index {
 			k.attempts = slices.Delete(slices.Clone(k.attempts), i, i+1)
-			if b, err := k.g.pool.Block(a.Index); err != nil || b != a.Block || !k.cfg.Ledger.Renew(k.pool.Name, a) {
+			if b, err := k.g.pool.Block(a.Index); err != nil || b != a.Block || k.g.pool.Excluded(a.Index) || !k.cfg.Ledger.Renew(k.pool.Name, a) {
 				return k.again(index)
 			}
 			return a, true
@@ -68,6 +68,10 @@ func (k *carver) one(ctx context.Context, index int32) error {
 	block, err := k.g.pool.Block(index)
 	if err != nil {
 		return err
+	}
+	if k.g.pool.Excluded(index) {
+		k.g.problem(v2.ReasonAddressExcluded, "%s is excluded by AddressPool %s (spec.exclude)", block.At(0), k.pool.Name)
+		return nil
 	}
 	cand, ok := k.again(index)
 	if !ok {

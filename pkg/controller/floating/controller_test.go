@@ -177,6 +177,14 @@ func TestPoolsThatGiveNothing(t *testing.T) {
 			p.Spec.FloatingNamespaces = []string{"other"}
 			sc.s.Put(poolResource, p)
 		}, v2.ReasonClaimNamespace, "AddressPool p gives floating addresses to other namespaces (spec.floatingNamespaces)"},
+		"that drains": {func(sc *scene, p *v2.AddressPool) {
+			p.Spec.Drain = true
+			sc.s.Put(poolResource, p)
+		}, v2.ReasonPoolDraining, "AddressPool p drains and gives nothing new (spec.drain)"},
+		"that excludes all others": {func(sc *scene, p *v2.AddressPool) {
+			p.Spec.Exclude = []string{"10.0.0.2-10.0.0.15", "10.0.0.1"}
+			sc.s.Put(poolResource, p)
+		}, v2.ReasonPoolExhausted, "for 2 more: all of its 1 blocks that spec.exclude leaves, without 15, are taken"},
 		"that is suspended": {func(sc *scene, p *v2.AddressPool) { sc.r.lost = pools.Claims{Node: "n1", Last: sc.at} }, v2.ReasonPoolSuspended, "Node n1"},
 		"that is full": {func(sc *scene, p *v2.AddressPool) {
 			for i := range int32(16) {
@@ -202,6 +210,42 @@ func TestPoolsThatGiveNothing(t *testing.T) {
 				t.Errorf("it has %q", blocksOf(got))
 			}
 		})
+	}
+}
+
+// An address that is excluded since stays its claim's until that releases it, and comes to nobody again.
+func TestExcludedAddresses(t *testing.T) {
+	sc, claim := newClaimed(t, v2.AddressClaimSpec{Count: new(int32(2)), CoolDownSeconds: 60})
+	pool := fakeapi.Find[*v2.AddressPool](sc.s, poolResource, "p")
+	pool.Spec.Exclude = []string{"10.0.0.1-10.0.0.3"}
+	sc.s.Put(poolResource, pool)
+	resize := func(n int32) *v2.AddressClaim {
+		t.Helper()
+		claim.Spec.Count = &n
+		sc.s.Put(claimResource, claim)
+		got, err := sc.sync("c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		claim = got.DeepCopy()
+		return got
+	}
+	if got := blocksOf(resize(3)); got != "p-0 p-1 p-4" {
+		t.Errorf("with one more it has %q, want the excluded one that it had, and the first that isn't", got)
+	}
+	if got := blocksOf(resize(1)); got != "p-0" {
+		t.Errorf("with one it has %q", got)
+	}
+	if got := blocksOf(resize(2)); got != "p-0 p-4" {
+		t.Errorf("with two again it has %q, want the one that isn't excluded back", got)
+	}
+	sc.s.Put(claimResource, newClaim("listed", v2.AddressClaimSpec{Addresses: []string{"10.0.0.2", "10.0.0.7"}}))
+	got, err := sc.sync("listed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := ready(got); blocksOf(got) != "p-7" || r.Reason != v2.ReasonAddressExcluded || r.Message != "10.0.0.2 is excluded by AddressPool p (spec.exclude)" {
+		t.Errorf("a list with an excluded address has %q: %+v", blocksOf(got), r)
 	}
 }
 

@@ -180,6 +180,11 @@ func (c *Controller) act(ctx context.Context, g *gathered, pool *v2.AddressPool)
 		g.problem(v2.ReasonPoolTerminating, "AddressPool %s is being deleted and gives no more addresses", pool.Name)
 		return nil
 	}
+	if pool.Spec.Drain {
+		g.lost = claims.Lost(g.claim, g.blocks)
+		g.problem(v2.ReasonPoolDraining, "%s", pools.Draining(pool.Name))
+		return nil
+	}
 	if only := pool.Spec.FloatingNamespaces; len(only) > 0 && !slices.Contains(only, g.claim.Namespace) {
 		g.lost = claims.Lost(g.claim, g.blocks)
 		g.problem(v2.ReasonClaimNamespace, "AddressPool %s gives floating addresses to other namespaces (spec.floatingNamespaces)", pool.Name)

@@ -1,7 +1,7 @@
-// Package pool keeps the status, the finalizer and the metrics of AddressPools, and the label of their blocks that says how these are
-// announced.
+// Package pool keeps the status, the finalizer and the metrics of AddressPools, and the labels of their blocks that say how these are
+// announced, and which of them give no address any more.
 //
-// It owns the status of AddressPools, Coil's finalizer on them, and that label. It reads
+// It owns the status of AddressPools, Coil's finalizer on them, and these labels. It reads
 // AddressPools, AddressBlocks, Nodes and ServiceCIDRs. It must not know how blocks
 // are carved; a Carver tells what it has to know of that.
 //
@@ -9,7 +9,8 @@
 //	gone                               its metrics go
 //	alive, without finalizer           add the finalizer
 //	alive                              status, metrics, an Event when a condition becomes True;
-//	                                   label the blocks as spec.announce is
+//	                                   label the blocks as spec.announce, spec.exclude and
+//	                                   spec.drain are
 //	deleting, blocks in cache          mark those that aren't reserved deleted, so that their
 //	                                   nodes take no new address from them; status says who
 //	                                   holds them
@@ -219,22 +220,30 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return nil
 }
 
-// label makes the blocks of a pool say how they are announced. A block that counts for the pool by its name only is another's.
+// label makes the blocks of a pool say how they are announced, and whether they give addresses. A block that counts for the pool by its name
+// only is another's.
 func (c *Controller) label(ctx context.Context, p *v2.AddressPool, blocks []*v2.AddressBlock) error {
-	var value any // nil removes the label
-	want := pools.AnnounceLabel(p)
-	if want != "" {
-		value = want
-	}
 	var errs []error
+	announce, closer := pools.AnnounceLabel(p), pools.NewCloser(p)
 	for _, b := range blocks {
-		have, labelled := b.Labels[v2.LabelAnnounce]
-		if b.Labels[v2.LabelPool] != p.Name || have == want && labelled == (want != "") {
+		if b.Labels[v2.LabelPool] != p.Name {
 			continue
 		}
-		_, err := kube.PatchMetadata(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{"labels": map[string]any{v2.LabelAnnounce: value}})
-		if err != nil {
-			errs = append(errs, fmt.Errorf("label AddressBlock %s as spec.announce of AddressPool %s is: %w", b.Name, p.Name, err))
+		changes := map[string]any{}
+		for key, want := range map[string]string{v2.LabelAnnounce: announce, v2.LabelClosed: closer.Label(b)} {
+			have, labelled := b.Labels[key]
+			switch {
+			case want == "" && labelled:
+				changes[key] = nil // removes it
+			case want != have:
+				changes[key] = want
+			}
+		}
+		if len(changes) == 0 {
+			continue
+		}
+		if _, err := kube.PatchMetadata(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{"labels": changes}); err != nil {
+			errs = append(errs, fmt.Errorf("label AddressBlock %s as spec of AddressPool %s is: %w", b.Name, p.Name, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -331,6 +340,7 @@ func (c *Controller) writeStatus(ctx context.Context, p *v2.AddressPool, status 
 		object.Warning{Condition: v2.PoolOverlapping, Reason: "PoolOverlapping"},
 		object.Warning{Condition: v2.PoolTerminating, Reason: v2.ReasonPoolTerminating},
 		object.Warning{Condition: v2.PoolSuspended, Reason: v2.ReasonPoolSuspended},
+		object.Warning{Condition: v2.PoolExcludedInUse, Reason: "PoolExcludedInUse"},
 	) {
 		c.cfg.Recorder.Eventf(p, nil, corev1.EventTypeWarning, is.Reason, "Reconcile", "%s", is.Message)
 		klog.FromContext(ctx).Info("A pool needs attention", "pool", p.Name, "reason", is.Reason, "message", is.Message)

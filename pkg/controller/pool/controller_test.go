@@ -108,6 +108,10 @@ func (f *fixture) react(action clienttesting.Action) (bool, runtime.Object, erro
 			if err := json.Unmarshal(a.Patch, &labels); err != nil || len(labels.Metadata.Labels) != 1 {
 				return true, nil, fmt.Errorf("patch %s of more than a label: %w", a.Patch, err)
 			}
+			if value, ok := labels.Metadata.Labels[v2.LabelClosed]; ok {
+				f.writes = append(f.writes, fmt.Sprintf("close %s %s", a.Name, value))
+				return true, &v2.AddressBlock{}, f.failLabel[a.Name]
+			}
 			f.writes = append(f.writes, fmt.Sprintf("label %s %s", a.Name, labels.Metadata.Labels[v2.LabelAnnounce]))
 			return true, &v2.AddressBlock{}, f.failLabel[a.Name]
 		}
@@ -403,6 +407,44 @@ func TestBlocksSayHowTheyAreAnnounced(t *testing.T) {
 			slices.Sort(labels)
 			if !slices.Equal(labels, c.want) {
 				t.Errorf("writes are %q, want %q", labels, c.want)
+			}
+		})
+	}
+}
+
+// Blocks of nodes say whether they give addresses, as spec.exclude and spec.drain have it, whoever changed that.
+func TestBlocksSayWhetherTheyAreClosed(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		exclude []string
+		drain   bool
+		want    []string
+	}{
+		{"all give addresses", nil, false, []string{"close default-1 null", "close default-2 null"}},
+		{"one is excluded", []string{"10.0.0.2"}, false, []string{`close default-1 "excluded"`, "close default-2 null"}},
+		{"all drain", []string{"10.0.0.2"}, true, []string{`close default-0 "drain"`, `close default-1 "drain"`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPool()
+			p.Spec.BlockSizeBits, p.Spec.Exclude, p.Spec.Drain, p.Finalizers = 1, c.exclude, c.drain, []string{v2.Finalizer}
+			f := newFixture(t, p)
+			for i, labels := range []map[string]string{
+				{v2.LabelPool: "default", v2.LabelNode: "n"},
+				{v2.LabelPool: "default", v2.LabelNode: "n", v2.LabelClosed: "somebody's"},
+				{v2.LabelPool: "default", v2.LabelNode: "n", v2.LabelClosed: "drain"},
+				{v2.LabelPool: "default", v2.LabelReserved: v2.ReservedValue, v2.LabelFloating: v2.FloatingValue},
+				{v2.LabelPool: "other", v2.LabelNode: "n", v2.LabelClosed: "drain"},
+			} {
+				b := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: pools.BlockName("default", int32(i)), UID: "uid", ResourceVersion: "1", Labels: labels}, Index: int32(i)}
+				if err := f.blocks.Add(b); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f.mustSync(t)
+			got := slices.DeleteFunc(f.writes, func(w string) bool { return !strings.HasPrefix(w, "close ") })
+			slices.Sort(got)
+			if !slices.Equal(got, c.want) {
+				t.Errorf("writes are %q, want %q", got, c.want)
 			}
 		})
 	}

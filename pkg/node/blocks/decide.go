@@ -19,6 +19,8 @@ type held struct {
 	surplus bool
 	// deleting blocks are given back as soon as they are empty.
 	deleting bool
+	// closed blocks give no address any more, and are given back as soon as they are empty.
+	closed bool
 	// reserved blocks are never given back unless an admin deletes them.
 	reserved bool
 	// age is for how long the node has held the block in this run.
@@ -41,6 +43,7 @@ type decision struct {
 //	more ADDs wait than addresses are free   ask
 //	fewer than a quarter of a block free     ask ahead, for blocks of 16 addresses or more
 //	block empty and being deleted            release
+//	block empty and closed                   release
 //	surplus block, held for minAge           release
 //	block empty, held for minAge, and the
 //	others have half a block free, or no
@@ -62,7 +65,7 @@ func decide(blocks []held, waiting int, minAge time.Duration) decision {
 		if !b.empty() {
 			continue
 		}
-		if b.deleting || b.surplus && !b.reserved && b.age >= minAge {
+		if b.deleting || b.closed && !b.reserved || b.surplus && !b.reserved && b.age >= minAge {
 			d.release = append(d.release, b.Name)
 			continue
 		}

@@ -37,6 +37,11 @@ func TestDecide(t *testing.T) {
 	deleting, reserved := h("d", 5, 0, 0, 0), h("r", 5, 0, 0, old)
 	deleting.usable, deleting.deleting = false, true
 	reserved.usable, reserved.reserved = false, true
+	closed, closedInUse, closedReserved := h("c", 5, 0, 0, 0), h("c", 5, 1, 0, old), h("c", 5, 0, 0, old)
+	for _, b := range []*held{&closed, &closedInUse, &closedReserved} {
+		b.usable, b.closed = false, true
+	}
+	closedReserved.reserved = true
 	deletingInUse := h("d", 5, 1, 0, old)
 	deletingInUse.usable, deletingInUse.deleting = false, true
 
@@ -69,6 +74,10 @@ func TestDecide(t *testing.T) {
 		{"an empty block goes when the others have room", []held{h("a", 5, 16, 0, old), h("b", 5, 0, 0, old)}, 0, decision{release: []string{"b"}}},
 		{"of two empty blocks one stays as the room", []held{h("a", 5, 30, 0, old), h("b", 5, 0, 0, old), h("c", 5, 0, 0, old)}, 0, decision{release: []string{"b"}}},
 		{"a deleting block goes as soon as it is empty", []held{deleting, h("a", 5, 20, 0, old)}, 0, decision{release: []string{"d"}}},
+		{"a closed block gives none", []held{closedInUse}, 1, decision{ask: true}},
+		{"a closed block isn't asked ahead for", []held{closedInUse}, 0, decision{}},
+		{"a closed block goes as soon as it is empty", []held{closed, h("a", 5, 20, 0, old)}, 1, decision{release: []string{"c"}}},
+		{"a closed block that is reserved never goes", []held{closedReserved}, 0, decision{}},
 		{"a reserved block never goes", []held{reserved}, 0, decision{}},
 	}
 	for _, tt := range tests {

@@ -207,7 +207,7 @@ func (m *Manager) Usable(pool string) []string {
 
 // usable says whether a block gives new addresses.
 func (m *Manager) usable(b *v2.AddressBlock) bool {
-	return b.DeletionTimestamp == nil && !reserved(b) && !m.foreign(b) && m.standing(b) == granted
+	return b.DeletionTimestamp == nil && !reserved(b) && !closed(b) && !m.foreign(b) && m.standing(b) == granted
 }
 
 // standing is the relation of a block to the request that it was made for.
@@ -242,6 +242,9 @@ func (m *Manager) standing(b *v2.AddressBlock) standing {
 }
 
 func reserved(b *v2.AddressBlock) bool { return b.Labels[v2.LabelReserved] == v2.ReservedValue }
+
+// closed says whether a block of a pool that drains, or that excludes addresses of it, gives none any more.
+func closed(b *v2.AddressBlock) bool { return b.Labels[v2.LabelClosed] != "" }
 
 // list returns the blocks of the cache that weren't released, by index.
 func (m *Manager) list() []*v2.AddressBlock {
@@ -381,9 +384,9 @@ func (m *Manager) intake(ctx context.Context, pool string) (unsettled, err error
 func (m *Manager) offer(hs []held) bool {
 	news := false
 	for _, h := range hs {
-		if h.usable && !m.offered.Get(h.Name) {
-			m.offered.Set(h.Name, true)
-			news = true
+		if h.usable != m.offered.Get(h.Name) {
+			m.offered.Set(h.Name, h.usable)
+			news = news || h.usable
 		}
 	}
 	return news
@@ -406,6 +409,7 @@ func (m *Manager) held(pool string, usage []store.Usage) (hs []held, young bool)
 			usable:   m.usable(b) && m.agrees(b, u.Block),
 			surplus:  m.standing(b) == surplus,
 			deleting: b.DeletionTimestamp != nil,
+			closed:   closed(b),
 			reserved: reserved(b),
 			age:      m.age(b.Name),
 		}

@@ -251,7 +251,7 @@ func (m *Manager) askInVain(ctx context.Context, pool string) time.Duration {
 
 // mayGive says whether a pool gives blocks, as far as its status is about its present spec.
 func mayGive(p *v2.AddressPool) bool {
-	if p.DeletionTimestamp != nil {
+	if p.DeletionTimestamp != nil || p.Spec.Drain {
 		return false
 	}
 	if p.Status.ObservedGeneration != p.Generation {

@@ -139,6 +139,8 @@ func TestExhaustedPoolIsLookedAt(t *testing.T) {
 			Status:     v2.AddressPoolStatus{ObservedGeneration: observed, Conditions: conditions},
 		}
 	}
+	draining := pool(2, 1, available)
+	draining.Spec.Drain = true
 	deleting := pool(1, 1, available)
 	deleting.DeletionTimestamp, deleting.Finalizers = &nodeCreated, []string{v2.Finalizer}
 	for _, tt := range []struct {
@@ -150,6 +152,7 @@ func TestExhaustedPoolIsLookedAt(t *testing.T) {
 		{name: "exhausted", pool: pool(1, 1, exhausted)},
 		{name: "suspended", pool: pool(1, 1, available, suspended)},
 		{name: "deleting", pool: deleting},
+		{name: "draining", pool: draining},
 		{name: "gone"},
 		{name: "it has blocks", pool: pool(1, 1, available), asks: true},
 		{name: "a subnet was appended just now", pool: pool(2, 1, exhausted), asks: true},

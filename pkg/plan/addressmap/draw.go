@@ -39,8 +39,20 @@ func (m Map) Text(colour bool) string {
 	if len(m.Lost) > 0 {
 		fmt.Fprintf(&b, "\nin no subnet of the pool: %s\n", strings.Join(m.Lost, ", "))
 	}
-	fmt.Fprintf(&b, "\neach cell is %s: · nobody has, %c to %c held by nodes, by addresses in use; F floating, c cooling down\n", m.cell(), bars[0], bars[len(bars)-1])
+	fmt.Fprintf(&b, "\neach cell is %s: · nobody has, %c to %c held by nodes, by addresses in use; F floating, c cooling down%s\n", m.cell(), bars[0], bars[len(bars)-1], m.excluded())
 	return b.String()
+}
+
+// excluded is the legend of excluded cells, if there are any.
+func (m Map) excluded() string {
+	for _, s := range m.Subnets {
+		for _, c := range s.Cells {
+			if c.Excluded > 0 {
+				return ", x excluded"
+			}
+		}
+	}
+	return ""
 }
 
 // cell says what a cell of the map is.
@@ -67,6 +79,7 @@ func (s Subnet) title(m Map) string {
 		all.Allocated += c.Allocated
 		all.Floating += c.Floating
 		all.Cooling += c.Cooling
+		all.Excluded += c.Excluded
 	}
 	prefixes := make([]string, len(s.Prefixes))
 	for i, p := range s.Prefixes {
@@ -87,6 +100,9 @@ func (c Cell) counts(blockSize int64) string {
 	if c.Cooling > 0 {
 		text += fmt.Sprintf(", %d cooling down", c.Cooling)
 	}
+	if c.Excluded > 0 {
+		text += fmt.Sprintf(", %d excluded", c.Excluded)
+	}
 	return text
 }
 
@@ -103,6 +119,8 @@ func (c Cell) text(blockSize int64, colour bool) string {
 		char, sgr = "F", "36"
 	case c.Cooling > 0:
 		char, sgr = "c", "33"
+	case c.Excluded == c.Blocks:
+		char = "x"
 	}
 	if !colour {
 		return char
@@ -168,6 +186,8 @@ func (c Cell) fill(blockSize int64) string {
 		return "#f28e2b"
 	case c.Cooling > 0:
 		return "#bab0ac"
+	case c.Excluded == c.Blocks:
+		return "#7f7f7f"
 	}
 	return "#eeeeee"
 }

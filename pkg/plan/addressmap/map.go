@@ -45,6 +45,8 @@ type Cell struct {
 	Held     int64 `json:"held,omitempty"`
 	Floating int64 `json:"floating,omitempty"`
 	Cooling  int64 `json:"cooling,omitempty"`
+	// Excluded is how many of Blocks the pool excludes, whoever has them.
+	Excluded int64 `json:"excluded,omitempty"`
 	// Allocated is how many addresses of the held blocks pods have.
 	Allocated int64 `json:"allocated,omitempty"`
 	// Holders are the nodes of held blocks, and the owners of floating addresses; at most maxHolders, sorted.
@@ -85,6 +87,7 @@ func New(pool *v2.AddressPool, blocks []*v2.AddressBlock, cells int) (Map, error
 		}
 		for n := int64(0); n < sizes[i]; n += m.BlocksPerCell {
 			c := Cell{Blocks: min(m.BlocksPerCell, sizes[i]-n)}
+			c.Excluded = p.ExcludedWithin(first[i]+n, c.Blocks)
 			from, errFrom := p.Block(int32(first[i] + n))
 			to, errTo := p.Block(int32(first[i] + n + c.Blocks - 1))
 			if err := cmp.Or(errFrom, errTo); err != nil {

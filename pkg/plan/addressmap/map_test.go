@@ -199,3 +199,27 @@ func TestInvalidPool(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 }
+
+// Excluded blocks are drawn until somebody has them, and counted also then. A cell of several blocks is drawn so if all of them are excluded.
+func TestExcluded(t *testing.T) {
+	p := pool("p", 2, "10.0.0.0/27")
+	p.Spec.Exclude = []string{"10.0.0.0", "10.0.0.9-10.0.0.16"} // blocks 0, 2, 3 and 4
+	blocks := []*v2.AddressBlock{held("p", 0, "n1", 1), held("p", 1, "n1", 4)}
+	for cells, want := range map[int]string{
+		8: "10.0.0.0/27: 2 of 8 blocks held, 5 of their 8 addresses in use, 4 excluded\n10.0.0.0  ▃█xxx···\n\n" +
+			"each cell is a block of 4 addresses: · nobody has, ▁ to █ held by nodes, by addresses in use; F floating, c cooling down, x excluded\n",
+		4: "10.0.0.0/27: 2 of 8 blocks held, 5 of their 8 addresses in use, 4 excluded\n10.0.0.0  ▆x··\n\n" +
+			"each cell is 2 blocks of 4 addresses: · nobody has, ▁ to █ held by nodes, by addresses in use; F floating, c cooling down, x excluded\n",
+	} {
+		m, err := addressmap.New(p, blocks, cells)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, m.Text(false)); diff != "" {
+			t.Errorf("%d cells (-want +got):\n%s", cells, diff)
+		}
+		if svg := m.SVG(); !strings.Contains(svg, `fill="#7f7f7f"><title>10.0.0.8 to `) || !strings.Contains(svg, "excluded</title>") {
+			t.Errorf("%d cells: the SVG is %s", cells, svg)
+		}
+	}
+}

@@ -67,6 +67,7 @@ func Decide(f Facts) Decision {
 			}
 		case b.Floating.ReleasedAt == nil:
 			have = append(have, b)
+		case f.Pool.Excluded(b.Index): // nobody gets it again
 		default:
 			cooling = append(cooling, b)
 		}
@@ -154,7 +155,7 @@ func (f Facts) indexOf(a v2.ClaimedAddress) (int32, bool) {
 		return 0, false
 	}
 	b, err := f.Pool.Block(index)
-	return index, err == nil && address(a.Block, b) == a
+	return index, err == nil && address(a.Block, b) == a && !f.Pool.Excluded(index)
 }
 
 // address is the entry of a block of one address in the status of a claim.

@@ -55,7 +55,7 @@ type good struct {
 // Conditions that are findings with another status than the one here. One that isn't there is none: its controller may be older.
 var (
 	poolConditions = []good{{v2.PoolExhausted, metav1.ConditionFalse}, {v2.PoolOverlapping, metav1.ConditionFalse}, {v2.PoolSuspended, metav1.ConditionFalse},
-		{v2.PoolTerminating, metav1.ConditionFalse}}
+		{v2.PoolTerminating, metav1.ConditionFalse}, {v2.PoolExcludedInUse, metav1.ConditionFalse}}
 	blockConditions  = []good{{v2.BlockConflicting, metav1.ConditionFalse}, {v2.BlockForwardingBlocked, metav1.ConditionFalse}, {v2.BlockStandbyInStep, metav1.ConditionTrue}}
 	claimConditions  = []good{{v2.ClaimReady, metav1.ConditionTrue}, {v2.ClaimProvided, metav1.ConditionTrue}, {v2.ClaimAllowed, metav1.ConditionTrue}}
 	egressConditions = []good{{v2.EgressAvailable, metav1.ConditionTrue}, {v2.EgressInvalidTemplate, metav1.ConditionFalse}, {v2.EgressConntrackPressure, metav1.ConditionFalse},

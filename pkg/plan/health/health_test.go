@@ -65,6 +65,7 @@ func TestConditions(t *testing.T) {
 	}{
 		{"AddressPool", v2.PoolExhausted, metav1.ConditionTrue}, {"AddressPool", v2.PoolOverlapping, metav1.ConditionTrue},
 		{"AddressPool", v2.PoolSuspended, metav1.ConditionTrue}, {"AddressPool", v2.PoolTerminating, metav1.ConditionTrue},
+		{"AddressPool", v2.PoolExcludedInUse, metav1.ConditionTrue},
 		{"AddressBlock", v2.BlockConflicting, metav1.ConditionTrue}, {"AddressBlock", v2.BlockForwardingBlocked, metav1.ConditionTrue},
 		{"AddressBlock", v2.BlockStandbyInStep, metav1.ConditionFalse},
 		{"AddressClaim", v2.ClaimReady, metav1.ConditionFalse}, {"AddressClaim", v2.ClaimProvided, metav1.ConditionFalse}, {"AddressClaim", v2.ClaimAllowed, metav1.ConditionFalse},

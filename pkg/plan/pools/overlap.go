@@ -23,27 +23,33 @@ type Others struct {
 
 // Overlapping returns the condition that names the other users of a pool's addresses.
 func Overlapping(pool *v2.AddressPool, o Others) metav1.Condition {
-	own := Prefixes(pool)
-	overlaps := func(p netip.Prefix) bool { return slices.ContainsFunc(own, p.Overlaps) }
+	own := Ranges(pool)
+	overlaps := func(r ipam.Range) bool { return slices.ContainsFunc(own, r.Overlaps) }
 	var others []string
 	for _, p := range o.Pools {
 		if p.Name == pool.Name {
 			continue
 		}
-		if i := slices.IndexFunc(Prefixes(p), overlaps); i >= 0 {
-			others = append(others, fmt.Sprintf("AddressPool %s (%s)", p.Name, Prefixes(p)[i]))
+		theirs := Ranges(p)
+		if !slices.ContainsFunc(theirs, overlaps) {
+			continue
 		}
+		prefixes := Prefixes(p)
+		i := slices.IndexFunc(prefixes, func(p netip.Prefix) bool {
+			return slices.ContainsFunc(theirs, func(r ipam.Range) bool { return r.Overlaps(ipam.RangeOf(p)) && overlaps(r) })
+		})
+		others = append(others, fmt.Sprintf("AddressPool %s (%s)", p.Name, prefixes[i]))
 	}
 	for _, s := range o.Services {
 		for _, cidr := range s.Spec.CIDRs {
-			if p, err := netip.ParsePrefix(cidr); err == nil && overlaps(p.Masked()) {
+			if p, err := netip.ParsePrefix(cidr); err == nil && overlaps(ipam.RangeOf(p.Masked())) {
 				others = append(others, fmt.Sprintf("ServiceCIDR %s (%s)", s.Name, cidr))
 			}
 		}
 	}
 	for _, n := range o.Nodes {
 		for _, ip := range plan.NodeAddrs(n, corev1.NodeInternalIP, corev1.NodeExternalIP) {
-			if overlaps(netip.PrefixFrom(ip, ip.BitLen())) {
+			if overlaps(ipam.Range{First: ip, Last: ip}) {
 				others = append(others, fmt.Sprintf("Node %s (%s)", n.Name, ip))
 			}
 		}

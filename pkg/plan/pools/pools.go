@@ -18,7 +18,7 @@ import (
 )
 
 // Parse returns the blocks that an AddressPool has. The error names each subnet
-// that can't be used, and why. Host bits of a subnet are ignored: the API server
+// that can't be used, and why, or an excluded range that can't. Host bits of a subnet are ignored: the API server
 // refuses them in new pools, and those made under Coil 2.x mean the whole subnet.
 func Parse(spec v2.AddressPoolSpec) (ipam.Pool, error) {
 	subnets := make([]ipam.Subnet, 0, len(spec.Subnets))
@@ -29,7 +29,18 @@ func Parse(spec v2.AddressPoolSpec) (ipam.Pool, error) {
 		}
 		subnets = append(subnets, ipam.Subnet{IPv4: subnet.IPv4.Masked(), IPv6: subnet.IPv6.Masked()})
 	}
-	return ipam.NewPool(int(spec.BlockSizeBits), subnets)
+	p, err := ipam.NewPool(int(spec.BlockSizeBits), subnets)
+	if err != nil {
+		return ipam.Pool{}, err
+	}
+	ranges, err := excluded(spec)
+	if err != nil {
+		return ipam.Pool{}, err
+	}
+	if p, err = p.Without(ranges); err != nil {
+		return ipam.Pool{}, fmt.Errorf("exclude: %w", err)
+	}
+	return p, nil
 }
 
 // BlockName is the name of the block of a pool that has the index.
@@ -79,6 +90,9 @@ func NewBlock(pool *v2.AddressPool, index int32, b ipam.Block, h Holder) *v2.Add
 	o.Labels[v2.LabelNode] = h.NodeName
 	o.Labels[v2.LabelRequest] = string(h.RequestUID)
 	o.Annotations = map[string]string{v2.AnnotationNodeUID: string(h.NodeUID)}
+	if label := NewCloser(pool).Label(o); label != "" { // a lost block that is made again
+		o.Labels[v2.LabelClosed] = label
+	}
 	return o
 }
 

@@ -61,11 +61,17 @@ func Status(f Facts) v2.AddressPoolStatus {
 	var total, size, used int64
 	p, err := Parse(f.Pool.Spec)
 	if err == nil {
-		total, size = p.Total(), int64(p.BlockSize())
+		total, size = p.Available(), int64(p.BlockSize())
 	}
+	closer := NewCloser(f.Pool)
+	var excluded []*v2.AddressBlock
 	st.Floating = v2.FloatingUsage{}
 	for _, b := range f.Blocks {
 		used += int64(b.Status.Allocated)
+		if closer.Excluded(b) {
+			excluded = append(excluded, b)
+			total++ // it exists all the same
+		}
 		switch {
 		case b.Floating == nil || !IsFloating(b):
 		case b.Floating.ReleasedAt == nil:
@@ -77,11 +83,19 @@ func Status(f Facts) v2.AddressPoolStatus {
 	st.Blocks = usage(int64(len(f.Blocks)), total)
 	st.Addresses = usage(used, total*size)
 
-	set(exhausted(int64(len(f.Blocks)), total, err))
+	set(exhausted(f.Pool, int64(len(f.Blocks)), total, err))
 	set(f.Overlapping)
 	suspended, _ := Suspended(f.Pool, f.Claims, f.Now.Time)
 	if suspended.Status == metav1.ConditionTrue || meta.FindStatusCondition(st.Conditions, v2.PoolSuspended) != nil {
 		set(suspended)
+	}
+	if c, ok := excludedInUse(f.Pool, excluded); ok {
+		set(c)
+	}
+	if f.Pool.Spec.Drain {
+		set(drained(f.Blocks))
+	} else {
+		meta.RemoveStatusCondition(&st.Conditions, v2.PoolDrained)
 	}
 	if f.Pool.DeletionTimestamp != nil {
 		set(terminating(f.Blocks))
@@ -95,7 +109,7 @@ func usage(used, total int64) v2.Usage {
 	return v2.Usage{Used: used, Total: total, Summary: fmt.Sprintf("%d/%d", used, total)}
 }
 
-func exhausted(used, total int64, invalid error) metav1.Condition {
+func exhausted(p *v2.AddressPool, used, total int64, invalid error) metav1.Condition {
 	c := metav1.Condition{Type: v2.PoolExhausted}
 	switch {
 	case invalid != nil:
@@ -104,6 +118,12 @@ func exhausted(used, total int64, invalid error) metav1.Condition {
 	case used >= total:
 		c.Status, c.Reason = metav1.ConditionTrue, ReasonAllBlocksTaken
 		c.Message = fmt.Sprintf("All %d blocks are taken: append a subnet to spec.subnets", total)
+		if len(p.Spec.Exclude) > 0 {
+			c.Message = fmt.Sprintf("All %d blocks are taken that spec.exclude leaves: append a subnet to spec.subnets", total)
+		}
+	case p.Spec.Drain:
+		c.Status, c.Reason = metav1.ConditionFalse, ReasonBlocksAvailable
+		c.Message = "Not all blocks are taken, but none is carved as long as spec.drain is set"
 	default:
 		c.Status, c.Reason = metav1.ConditionFalse, ReasonBlocksAvailable
 		c.Message = "Blocks can be carved"
@@ -112,13 +132,17 @@ func exhausted(used, total int64, invalid error) metav1.Condition {
 }
 
 func terminating(blocks []*v2.AddressBlock) metav1.Condition {
-	c := metav1.Condition{
-		Type: v2.PoolTerminating, Status: metav1.ConditionTrue, Reason: ReasonNoBlocks,
-		Message: "No block is left: the pool is about to go",
-	}
 	if len(blocks) == 0 {
-		return c
+		return metav1.Condition{
+			Type: v2.PoolTerminating, Status: metav1.ConditionTrue, Reason: ReasonNoBlocks,
+			Message: "No block is left: the pool is about to go",
+		}
 	}
+	return metav1.Condition{Type: v2.PoolTerminating, Status: metav1.ConditionTrue, Reason: ReasonBlocksInUse, Message: strings.Join(holdersOf(blocks), "; ")}
+}
+
+// holdersOf says who has blocks.
+func holdersOf(blocks []*v2.AddressBlock) []string {
 	var holders, owners []string
 	reserved := 0
 	for _, b := range blocks {
@@ -152,6 +176,5 @@ func terminating(blocks []*v2.AddressBlock) metav1.Condition {
 		slices.Sort(owners)
 		left = append(left, fmt.Sprintf("%s to %s", plan.Count(n, "floating address belongs", "floating addresses belong"), plan.Enumerate(slices.Compact(owners))))
 	}
-	c.Reason, c.Message = ReasonBlocksInUse, strings.Join(left, "; ")
-	return c
+	return left
 }

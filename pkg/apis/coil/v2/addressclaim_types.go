@@ -92,8 +92,8 @@ const (
 	ReasonPairsRefused = "AddressPairsRefused"
 )
 
-// Reasons of ClaimReady, beside ReasonPoolNotFound, ReasonPoolTerminating, ReasonPoolExhausted, ReasonPoolInvalid and
-// ReasonPoolSuspended.
+// Reasons of ClaimReady, beside ReasonPoolNotFound, ReasonPoolTerminating, ReasonPoolExhausted, ReasonPoolInvalid,
+// ReasonPoolDraining and ReasonPoolSuspended.
 const (
 	// ReasonAddressesHeld: the condition is True.
 	ReasonAddressesHeld = "AddressesHeld"
@@ -105,6 +105,8 @@ const (
 	ReasonAddressInvalid = "AddressInvalid"
 	// ReasonAddressOutsidePool: an address of the list isn't one of the AddressPool's.
 	ReasonAddressOutsidePool = "AddressOutsidePool"
+	// ReasonAddressExcluded: the AddressPool excludes an address of the list. See AddressPoolSpec.Exclude.
+	ReasonAddressExcluded = "AddressExcluded"
 	// ReasonAddressInUse: a pod or a node has an address of the list.
 	ReasonAddressInUse = "AddressInUse"
 	// ReasonWaitsForOpenStack: the AddressPool's addresses come from OpenStack, which hasn't provided one yet.

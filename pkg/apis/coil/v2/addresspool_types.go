@@ -25,6 +25,7 @@ const DefaultBlockSizeBits = 5
 // +kubebuilder:printcolumn:name="Exhausted",type=string,JSONPath=`.status.conditions[?(@.type=="Exhausted")].status`,description="Whether every block is taken"
 // +kubebuilder:printcolumn:name="Overlapping",type=string,JSONPath=`.status.conditions[?(@.type=="Overlapping")].status`,description="Whether others use addresses of the pool"
 // +kubebuilder:printcolumn:name="Terminating",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Terminating")].message`,description="Blocks that a deleted pool waits for"
+// +kubebuilder:printcolumn:name="Drain",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Drained")].message`,description="What is left of a pool that drains"
 // +kubebuilder:printcolumn:name="Announce",type=string,priority=1,JSONPath=`.spec.announce`,description="How others learn where the addresses are"
 // +kubebuilder:printcolumn:name="BlockSizeBits",type=integer,priority=1,JSONPath=`.spec.blockSizeBits`
 // +kubebuilder:printcolumn:name="Subnets",type=string,priority=1,JSONPath=`.spec.subnets`
@@ -48,6 +49,7 @@ type AddressPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.openstack) || has(self.announce) && self.announce == 'Gateway'",fieldPath=".openstack",message="is for pools with announce: Gateway"
 // +kubebuilder:validation:XValidation:rule="has(self.openstack) == has(oldSelf.openstack)",fieldPath=".openstack",message="can't be added or removed: make another pool"
 // +kubebuilder:validation:XValidation:rule="!has(self.vrrp) || has(self.announce) && self.announce == 'Gateway'",fieldPath=".vrrp",message="is for pools with announce: Gateway"
+// +kubebuilder:validation:XValidation:rule="!has(self.exclude) || self.exclude.all(e, !(isIP(e) || isCIDR(e) || e.split('-').size() == 2 && e.split('-').all(a, isIP(a))) || self.subnets.exists(s, has(s.ipv4) && isCIDR(s.ipv4) && (isCIDR(e) ? cidr(s.ipv4).containsCIDR(e) : cidr(s.ipv4).containsIP(e.split('-')[0]) && cidr(s.ipv4).containsIP(e.split('-')[e.split('-').size() - 1])) || has(s.ipv6) && isCIDR(s.ipv6) && (isCIDR(e) ? cidr(s.ipv6).containsCIDR(e) : cidr(s.ipv6).containsIP(e.split('-')[0]) && cidr(s.ipv6).containsIP(e.split('-')[e.split('-').size() - 1]))))",fieldPath=".exclude",messageExpression="self.exclude.filter(e, (isIP(e) || isCIDR(e) || e.split('-').size() == 2 && e.split('-').all(a, isIP(a))) && !self.subnets.exists(s, has(s.ipv4) && isCIDR(s.ipv4) && (isCIDR(e) ? cidr(s.ipv4).containsCIDR(e) : cidr(s.ipv4).containsIP(e.split('-')[0]) && cidr(s.ipv4).containsIP(e.split('-')[e.split('-').size() - 1])) || has(s.ipv6) && isCIDR(s.ipv6) && (isCIDR(e) ? cidr(s.ipv6).containsCIDR(e) : cidr(s.ipv6).containsIP(e.split('-')[0]) && cidr(s.ipv6).containsIP(e.split('-')[e.split('-').size() - 1]))))[0] + ' is not within one of spec.subnets'"
 type AddressPoolSpec struct {
 	// Purpose is the use of the pool's addresses. Any, the default, is for pods and AddressClaims. Floating is for
 	// AddressClaims only. Pods keep the addresses that they have when it changes.
@@ -115,6 +117,24 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(i, s, oldSelf.hasValue() && i < oldSelf.value().size() || !has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).prefixLength() < 8 || cidr(s.ipv4).ip().isGlobalUnicast() && !cidr('0.0.0.0/8').containsCIDR(s.ipv4))",optionalOldSelf=true,messageExpression="self[self.transformList(i, s, has(s.ipv4) && isCIDR(s.ipv4) && cidr(s.ipv4).prefixLength() >= 8 && !(cidr(s.ipv4).ip().isGlobalUnicast() && !cidr('0.0.0.0/8').containsCIDR(s.ipv4)), i).max()].ipv4 + ' has addresses that pods cannot have: unspecified, loopback, link-local or multicast'"
 	// +kubebuilder:validation:XValidation:rule="self.all(i, s, oldSelf.hasValue() && i < oldSelf.value().size() || !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).prefixLength() < 8 || cidr(s.ipv6).ip().isGlobalUnicast())",optionalOldSelf=true,messageExpression="self[self.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() >= 8 && !(cidr(s.ipv6).ip().isGlobalUnicast()), i).max()].ipv6 + ' has addresses that pods cannot have: unspecified, loopback, link-local or multicast'"
 	Subnets []SubnetSet `json:"subnets"`
+
+	// Exclude lists addresses of spec.subnets that the pool gives to nobody, since others have them: single ones, ranges such as
+	// 10.1.2.10-10.1.2.20, whose ends may be in either order, and CIDRs. A block that has one of them is not carved; a pair of addresses neither, if one of both is listed. What
+	// exists stays: a node gives no address of such a block any more, and gives it back when the last pod that has one has ended.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=91
+	// +kubebuilder:validation:items:XValidation:rule="isIP(self) || isCIDR(self) || self.split('-').size() == 2 && self.split('-').all(a, isIP(a))",message="must be an address, a range such as 10.1.2.10-10.1.2.20, or a CIDR"
+	// +kubebuilder:validation:items:XValidation:rule="!isCIDR(self) || cidr(self) == cidr(self).masked()",message="has host bits: the address must be the first one of the CIDR"
+	Exclude []string `json:"exclude,omitempty"`
+
+	// Drain has the pool give nothing new: no block, no address of the blocks that nodes have, no floating address. Pods and owners keep what they
+	// have. The condition Drained says what is left.
+	//
+	// +optional
+	Drain bool `json:"drain,omitempty"`
 }
 
 // PoolVRRP says how gateways of a pool agree.
@@ -216,6 +236,10 @@ const (
 	// PoolSuspended is True while the pool gives no block because a node held one that doesn't
 	// exist: others may be lost, too, and would be given twice. See AnnotationSuspend.
 	PoolSuspended = "Suspended"
+	// PoolExcludedInUse is True while a block or a floating address has addresses of spec.exclude.
+	PoolExcludedInUse = "ExcludedInUse"
+	// PoolDrained, of a pool with spec.drain, is True when nobody has anything of the pool any more.
+	PoolDrained = "Drained"
 )
 
 // AddressPoolStatus is what coil-ipam-controller observed.
@@ -230,7 +254,7 @@ type AddressPoolStatus struct {
 	// +optional
 	LastIndex *int32 `json:"lastIndex,omitempty"`
 
-	// Blocks counts the blocks of the pool.
+	// Blocks counts the blocks of the pool. Those that spec.exclude keeps from being carved don't count, unless they exist.
 	//
 	// +optional
 	Blocks Usage `json:"blocks,omitempty,omitzero"`

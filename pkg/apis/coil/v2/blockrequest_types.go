@@ -99,6 +99,8 @@ const (
 	ReasonPoolInvalid = "PoolInvalid"
 	// ReasonPoolPurpose: the AddressPool has no addresses for pods. See AddressPoolSpec.Purpose.
 	ReasonPoolPurpose = "PoolPurpose"
+	// ReasonPoolDraining: the AddressPool gives nothing new. See AddressPoolSpec.Drain.
+	ReasonPoolDraining = "PoolDraining"
 	// ReasonPoolSuspended: see PoolSuspended.
 	ReasonPoolSuspended = "PoolSuspended"
 	// ReasonBlockTaken: another node has the block that the request claims, or its addresses.

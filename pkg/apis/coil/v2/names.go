@@ -74,6 +74,11 @@ const (
 	// AddressPoolSpec.Announce is, so that nodes and gateways needn't watch pools.
 	LabelAnnounce = "coil.cybozu.com/announce"
 
+	// LabelClosed on an AddressBlock says that its node gives no new address of it, and gives it back when the last pod that has one has
+	// ended: with the value "drain" since spec.drain of the pool is set, with "excluded" since spec.exclude lists one of its addresses.
+	// coil-ipam-controller keeps it.
+	LabelClosed = "coil.cybozu.com/closed"
+
 	// LabelEgress on an EndpointSlice is the name of the Egress, of the same namespace,
 	// whose clients it lists.
 	LabelEgress = "coil.cybozu.com/egress"
@@ -89,4 +94,10 @@ const (
 const (
 	ReservedValue = "true"
 	FloatingValue = "true"
+)
+
+// Values of LabelClosed.
+const (
+	ClosedDrain    = "drain"
+	ClosedExcluded = "excluded"
 )

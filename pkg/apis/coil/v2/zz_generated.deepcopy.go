@@ -320,6 +320,11 @@ func (in *AddressPoolSpec) DeepCopyInto(out *AddressPoolSpec) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.Exclude != nil {
+		in, out := &in.Exclude, &out.Exclude
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	return
 }
 
