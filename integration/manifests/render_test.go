@@ -285,6 +285,9 @@ func checkInventory(t *testing.T, s set, v variant) {
 	slices.Sort(policies)
 	var wantPolicies []string
 	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+		if v.addresses() {
+			wantPolicies = append(wantPolicies, kind+"/coil-addresspools", kind+"/coil-addresspools-services")
+		}
 		if v.services() {
 			wantPolicies = append(wantPolicies, kind+"/coil-lb-agent-loadbalancergateways")
 		}
