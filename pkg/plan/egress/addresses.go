@@ -42,10 +42,12 @@ const (
 var claimAdvice = map[string]string{
 	v2.ReasonPoolNotFound:       "Make it, or name another one in spec.addresses.pool",
 	v2.ReasonPoolTerminating:    "Name another one in spec.addresses.pool",
+	v2.ReasonPoolDraining:       "Name another one in spec.addresses.pool",
 	v2.ReasonClaimNamespace:     "Name another one in spec.addresses.pool, or have the Egress's namespace added there",
 	v2.ReasonBlockSize:          "Name another one in spec.addresses.pool",
 	v2.ReasonAddressInvalid:     "Correct spec.addresses.list",
 	v2.ReasonAddressOutsidePool: "Take it out of spec.addresses.list, or append a subnet that has it to spec.subnets of the AddressPool",
+	v2.ReasonAddressExcluded:    "Take it out of spec.addresses.list, or of spec.exclude of the AddressPool",
 	v2.ReasonAddressInUse:       "Take it out of spec.addresses.list, or free it",
 	v2.ReasonAddressTaken:       "Take it out of spec.addresses.list, or free it",
 }
