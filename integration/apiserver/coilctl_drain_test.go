@@ -95,6 +95,27 @@ func (c *cluster) allow(t *testing.T, namespace, name string, n int32) {
 	})
 }
 
+// coilctl pools forecast has none of pools that were made just now, and tells what is free.
+func TestCoilctlForecast(t *testing.T) {
+	c := ipamCluster(t)
+	c.run(t, c.serviceAccount(t), options())
+	kubeconfig := writeKubeconfig(t, c.admin)
+	c.pool(t, "blue", 2, v4("10.0.0.0/28"))
+	c.pool(t, "red", 0, v4("10.1.0.0/24"))
+	c.ask(t, "r", c.node(t, "n1"), "blue")
+	c.answer(t, "r")
+	testkit.Eventually(t, 20*time.Second, "the API server's cache has the block", func() error {
+		var o output
+		code := coilctl.Main([]string{"coilctl", "--kubeconfig=" + kubeconfig, "pools", "forecast", "red", "blue"}, strings.NewReader(""), &o, &o)
+		for _, want := range []string{"NAME   FREE BLOCKS   TAKEN     FULL NOT BEFORE\n", "\nred    256           0 in ", "\nblue   3             1 in "} {
+			if code != 0 || !strings.Contains(o.String(), want) || strings.Count(o.String(), "   -\n") != 2 {
+				return fmt.Errorf("exit code %d, %s", code, &o)
+			}
+		}
+		return nil
+	})
+}
+
 // coilctl pools drain shows what has addresses of a pool, moves pods within their budgets, leaves those that it can't move, can be interrupted, and
 // goes on until the pool is drained.
 func TestCoilctlDrain(t *testing.T) {

@@ -54,7 +54,7 @@ func (t *tool) pools() *cobra.Command {
 	c.Flags().BoolVar(&o.drawn, "map", false, "draw the addresses of the pools")
 	c.Flags().StringVar(&o.svg, "svg", "", "file for the map of one pool as SVG; - for the standard output")
 	c.Flags().IntVar(&o.cells, "cells", 1024, "the most cells of a map; a pool with more blocks has several blocks in each cell")
-	c.AddCommand(t.drain())
+	c.AddCommand(t.drain(), t.forecast())
 	return c
 }
 
