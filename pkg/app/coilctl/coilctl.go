@@ -38,8 +38,14 @@ type tool struct {
 	wide bool
 }
 
-// Main runs the command that args ask for, the first of which is the program's own path. It returns the exit code of the process: 0, or 1 after an error, which it
-// has printed.
+// exitError is an error with an exit code of its own.
+type exitError struct {
+	error
+	code int
+}
+
+// Main runs the command that args ask for, the first of which is the program's own path. It returns the exit code of the process: 0, or another one after an error,
+// which it has printed: 1, or that of the error.
 func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -52,6 +58,9 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	c.SetArgs(rest)
 	if err := c.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(errOut, "error:", err)
+		if own := (exitError{}); errors.As(err, &own) {
+			return own.code
+		}
 		return 1
 	}
 	return 0
@@ -78,7 +87,7 @@ func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command 
 	complete(root, "output", fixed(formats))
 	complete(root, "color", fixed(colours))
 	complete(root, "namespace", t.completeNames(resourceNamespaces))
-	root.AddCommand(t.pools(), t.status(), t.why())
+	root.AddCommand(t.convert(), t.pools(), t.status(), t.why())
 	root.AddCommand(t.lists()...)
 	return root
 }
