@@ -1,27 +1,28 @@
 package coilctl
 
 import (
-	"context"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/coil-net/coil/pkg/plan/inventory"
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 // forecast returns the command that tells when AddressPools may be full.
 func (t *tool) forecast() *cobra.Command {
-	return &cobra.Command{
-		Use: "forecast [NAME...]", Short: "Estimate when AddressPools may have no block left",
-		Long: "Estimate when AddressPools may have no block left, if as many blocks are taken as within the last 24 hours. Objects don't tell of blocks that were given back: " +
-			"where blocks only come and go, a pool lasts longer. A pool younger than an hour has no forecast.\n\n" +
-			"It needs the right to list addresspools and addressblocks of coil.cybozu.com.",
-		Example: "  coilctl pools forecast\n  coilctl pools forecast default -o json",
-		RunE:    func(c *cobra.Command, names []string) error { return t.expect(c.Context(), names, time.Now()) },
+	l := &list{
+		tool: t, name: "forecast", kind: "AddressPool", what: "AddressPools", kinds: []source{readPools, readBlocks}, names: t.completeNames(resourcePools),
+		short: "Estimate when AddressPools may have no block left",
+		long: "The estimate is for as many blocks as were taken within the last 24 hours. Objects don't tell of blocks that were given back: where blocks only come and go, a pool lasts longer. " +
+			"A pool younger than an hour has no forecast.",
+		example: "  coilctl pools forecast\n  coilctl pools forecast default -o json",
+		columns: []string{"NAME", "FREE BLOCKS", "TAKEN", "FULL NOT BEFORE"},
+		rows:    forecastRows,
 	}
+	return l.command()
 }
 
 // expected is the forecast of an AddressPool.
@@ -30,35 +31,19 @@ type expected struct {
 	pools.Forecast
 }
 
-func (t *tool) expect(ctx context.Context, names []string, now time.Time) error {
-	client, err := t.coil()
-	if err != nil {
-		return err
-	}
-	list, err := client.CoilV2().AddressPools().List(ctx, cached())
-	if err != nil {
-		return fmt.Errorf("list AddressPools: %w", err)
-	}
-	chosen, err := choose(list.Items, names)
-	if err != nil {
-		return err
-	}
-	blocks, err := client.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		return fmt.Errorf("list AddressBlocks: %w", err)
-	}
-	all := make([]expected, 0, len(chosen))
-	var rows [][]string
-	for _, p := range chosen {
-		f := pools.Expect(p, pointers(blocks.Items), now)
-		all = append(all, expected{p.Name, f})
+// forecastRows returns the forecasts of AddressPools, sorted by name.
+func forecastRows(o inventory.Objects) (rows []row) {
+	for _, p := range sortedPools(o) {
+		f := pools.Expect(p, o.Blocks, o.Now)
 		full := "-"
 		if f.FullInSeconds != nil {
 			full = duration.HumanDuration(time.Duration(min(*f.FullInSeconds, maxForecast)) * time.Second)
 		}
-		rows = append(rows, []string{p.Name, fmt.Sprint(f.Free), fmt.Sprintf("%d in %s", f.Taken, duration.HumanDuration(time.Duration(f.Seconds)*time.Second)), full})
+		rows = append(rows, row{names: []string{p.Name}, value: expected{p.Name, f}, cells: []string{
+			p.Name, fmt.Sprint(f.Free), fmt.Sprintf("%d in %s", f.Taken, duration.HumanDuration(time.Duration(f.Seconds)*time.Second)), full,
+		}})
 	}
-	return t.print(all, []string{"NAME", "FREE BLOCKS", "TAKEN", "FULL NOT BEFORE"}, rows)
+	return rows
 }
 
 // maxForecast is what fits into a time.Duration, in seconds.
