@@ -212,10 +212,11 @@ func (a *api) run(program string, args ...string) (code int, out, errOut string)
 func TestLists(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	a := serve(t, cluster())
-	for _, command := range []string{"pools", "nodes", "blocks", "addresses", "egresses", "services"} {
+	for _, command := range []string{"pools", "pools forecast", "nodes", "blocks", "addresses", "egresses", "services"} {
 		t.Run(command, func(t *testing.T) {
 			var b strings.Builder
-			for _, args := range [][]string{{command}, {command, "-o", "wide"}, {command, "--help"}} {
+			for _, options := range []string{"", " -o wide", " --help"} {
+				args := strings.Fields(command + options)
 				code, out, errOut := a.run("coilctl", args...)
 				if code != 0 || errOut != "" {
 					t.Errorf("coilctl %q: exit code %d, %s", args, code, errOut)
@@ -223,7 +224,7 @@ func TestLists(t *testing.T) {
 				out, _, _ = strings.Cut(out, "\nGlobal Flags:")
 				fmt.Fprintf(&b, "$ coilctl %s\n%s", strings.Join(args, " "), out)
 			}
-			golden := filepath.Join("testdata", command+".txt")
+			golden := filepath.Join("testdata", strings.ReplaceAll(command, " ", "-")+".txt")
 			if *update {
 				testkit.Check(t, os.WriteFile(golden, []byte(b.String()), 0o644))
 			}
@@ -231,9 +232,9 @@ func TestLists(t *testing.T) {
 				t.Errorf("-want +got (-update writes it):\n%s", diff)
 			}
 			var asJSON, asYAML []map[string]any
-			_, out, _ := a.run("coilctl", command, "-o", "json")
+			_, out, _ := a.run("coilctl", strings.Fields(command+" -o json")...)
 			testkit.Check(t, json.Unmarshal([]byte(out), &asJSON))
-			_, out, _ = a.run("coilctl", command, "-o", "yaml")
+			_, out, _ = a.run("coilctl", strings.Fields(command+" -o yaml")...)
 			testkit.Check(t, yaml.Unmarshal([]byte(out), &asYAML))
 			if diff := cmp.Diff(asJSON, asYAML); diff != "" || len(asJSON) == 0 {
 				t.Errorf("JSON and YAML differ, or have nothing: %s", diff)
@@ -280,11 +281,11 @@ func TestChosen(t *testing.T) {
 		}
 	}
 	a = serve(t, inventory.Objects{})
-	for _, command := range []string{"pools", "nodes", "blocks", "addresses", "egresses", "services"} {
-		if code, out, errOut := a.run("coilctl", command); code != 0 || out != "" || !strings.HasPrefix(errOut, "no ") || !strings.HasSuffix(errOut, " found\n") {
+	for _, command := range []string{"pools", "pools forecast", "nodes", "blocks", "addresses", "egresses", "services"} {
+		if code, out, errOut := a.run("coilctl", strings.Fields(command)...); code != 0 || out != "" || !strings.HasPrefix(errOut, "no ") || !strings.HasSuffix(errOut, " found\n") {
 			t.Errorf("coilctl %s of an empty cluster: exit code %d, %q, %q", command, code, out, errOut)
 		}
-		if code, out, errOut := a.run("coilctl", command, "-o", "json"); code != 0 || out != "[]\n" || errOut != "" {
+		if code, out, errOut := a.run("coilctl", strings.Fields(command+" -o json")...); code != 0 || out != "[]\n" || errOut != "" {
 			t.Errorf("coilctl %s -o json of an empty cluster: exit code %d, %q, %q", command, code, out, errOut)
 		}
 	}
@@ -302,18 +303,19 @@ func TestChosen(t *testing.T) {
 func TestRights(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	for command, rights := range map[string]string{
-		"pools":     "addresspools of coil.cybozu.com",
-		"nodes":     "nodes, pods, addressblocks of coil.cybozu.com",
-		"blocks":    "addressblocks of coil.cybozu.com",
-		"addresses": "addressblocks of coil.cybozu.com",
-		"egresses":  "egressclusterpolicies, egresses, egresspolicies of coil.cybozu.com",
-		"services":  "services",
+		"pools":          "addresspools of coil.cybozu.com",
+		"pools forecast": "addressblocks, addresspools of coil.cybozu.com",
+		"nodes":          "nodes, pods, addressblocks of coil.cybozu.com",
+		"blocks":         "addressblocks of coil.cybozu.com",
+		"addresses":      "addressblocks of coil.cybozu.com",
+		"egresses":       "egressclusterpolicies, egresses, egresspolicies of coil.cybozu.com",
+		"services":       "services",
 	} {
 		a := serve(t, cluster())
-		if _, help, _ := a.run("coilctl", command, "--help"); !strings.Contains(help, "\nRights: list "+rights+"; with --watch, watch them, too.") {
+		if _, help, _ := a.run("coilctl", strings.Fields(command+" --help")...); !strings.Contains(help, "\nRights: list "+rights+"; with --watch, watch them, too.") {
 			t.Errorf("coilctl %s --help doesn't say %q:\n%s", command, rights, help)
 		}
-		if code, _, errOut := a.run("coilctl", command); code != 0 {
+		if code, _, errOut := a.run("coilctl", strings.Fields(command)...); code != 0 {
 			t.Errorf("coilctl %s: %s", command, errOut)
 		}
 		slices.Sort(a.asked)
@@ -330,7 +332,7 @@ func TestCompletion(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	a := serve(t, cluster())
 	for args, want := range map[string]string{
-		"pools ": "default", "nodes ": "n1", "blocks ": "default-11 default-1", "blocks default-1 ": "default-11", "addresses ": "out-7", "egresses ": "nat", "services ": "web",
+		"pools ": "drain forecast default", "pools forecast ": "default", "nodes ": "n1", "blocks ": "default-11 default-1", "blocks default-1 ": "default-11", "addresses ": "out-7", "egresses ": "nat", "services ": "web",
 		"blocks --pool ": "default", "blocks --node ": "n1", "nodes -o ": "table json yaml wide", "nodes --color ": "auto always never", "egresses --namespace ": "shop", "egresses --namespace other ": "nat",
 	} {
 		for _, program := range []string{"coilctl", "kubectl_complete-coil"} {
@@ -341,8 +343,13 @@ func TestCompletion(t *testing.T) {
 			}
 			var out, errOut bytes.Buffer
 			code := coilctl.Main(append([]string{program}, complete...), strings.NewReader(""), &out, &errOut)
-			names, directive, _ := strings.Cut(out.String(), ":")
-			if code != 0 || strings.Join(strings.Fields(names), " ") != want || strings.TrimSpace(directive) != "4" {
+			list, directive, _ := strings.Cut(out.String(), ":")
+			var names []string
+			for line := range strings.Lines(list) { // commands have a description
+				name, _, _ := strings.Cut(strings.TrimSpace(line), "\t")
+				names = append(names, name)
+			}
+			if code != 0 || strings.Join(names, " ") != want || strings.TrimSpace(directive) != "4" {
 				t.Errorf("%s %q: exit code %d, %q, want %q: %s", program, complete, code, out.String(), want, errOut.String())
 			}
 		}
