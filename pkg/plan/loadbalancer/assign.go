@@ -131,8 +131,8 @@ func (a *assigner) keep(s *Service) Given {
 		return refused(AddressChanged, "It has %s, and asks for %s", u.Address.Address, joined(s.Wants))
 	case u.Asked && len(s.Wants) == 0 && len(s.Has) == 0:
 		return Given{} // it asked for it before
-	case !known && (s.Pool != "" && s.Pool != u.Pool || len(s.Wants) > 0):
-		return Given{} // it asks for something else by now
+	case !known && (cmp.Or(s.Pool, a.Default) != u.Pool || len(s.Wants) > 0 || s.Invalid != ""):
+		return Given{} // it asks for something else by now, or for nothing that there could be
 	}
 	return a.give(u, s)
 }
@@ -202,7 +202,7 @@ func (a *assigner) room(pool string, s *Service, known bool) *use {
 // sooner gives a Service that waits for an address one that is known, if that has room for it by now.
 func (a *assigner) sooner(s *Service, given Given) Given {
 	waits := a.byClaim[given.Claim]
-	if waits == nil || waits.Asked || len(waits.Addrs()) > 0 || len(s.Has) > 0 || len(s.Wants) > 0 || s.Invalid != "" {
+	if waits == nil || waits.Asked || len(waits.Addrs()) > 0 || len(s.Has) > 0 || len(s.Wants) > 0 {
 		return given
 	}
 	u := a.room(waits.Pool, s, true)

@@ -203,7 +203,6 @@ func TestWaitingServiceTakesRoom(t *testing.T) {
 		"no room":       {func(*loadbalancer.Service) {}, true},
 		"another port":  {func(s *loadbalancer.Service) { s.Ports = third.Ports }, false},
 		"wants another": {func(s *loadbalancer.Service) { s.Ports, s.Alone = third.Ports, true }, true},
-		"not valid":     {func(s *loadbalancer.Service) { s.Ports, s.Invalid = third.Ports, "It is wrong" }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := w.Facts
@@ -217,6 +216,39 @@ func TestWaitingServiceTakesRoom(t *testing.T) {
 				t.Errorf("the other one gets %+v, and had %v", plan.Given[0], has)
 			}
 		})
+	}
+}
+
+// A Service that waits for a new address, and isn't valid any more, says so rather than that it waits.
+func TestWaitingServiceBecomesInvalid(t *testing.T) {
+	w := newWorld(t)
+	w.Addresses = []loadbalancer.Address{{Claim: "lb-waits", Pool: "both"}}
+	s := with(service(1, "TCP 80"), func(s *loadbalancer.Service) { s.Claim, s.Invalid = "lb-waits", "It is wrong" })
+	w.Services = []loadbalancer.Service{s}
+	plan := loadbalancer.Assign(w.Facts)
+	if got := plan.Given[0]; got.Claim != "" || got.Reason != loadbalancer.Invalid || got.Message != s.Invalid || !slices.Equal(plan.Idle, []string{"lb-waits"}) {
+		t.Errorf("it gets %+v, and %v are idle", got, plan.Idle)
+	}
+}
+
+// A Service that waits for a new address of a pool asks for another pool's, by its name or by none any more: it waits for the former no longer.
+func TestWaitingServiceAsksForAnotherPool(t *testing.T) {
+	for asks, want := range map[string]string{"": "both", "both": "both", "six": "", "four": "four"} {
+		w := newWorld(t)
+		w.Addresses = []loadbalancer.Address{{Claim: "lb-waits", Pool: "four"}}
+		s := with(service(1, "TCP 80"), func(s *loadbalancer.Service) { s.Pool = asks })
+		s.Claim = "lb-waits"
+		w.Services = []loadbalancer.Service{s}
+		plan := loadbalancer.Assign(w.Facts)
+		var got string
+		for _, a := range slices.Concat(w.Addresses, plan.Make) {
+			if a.Claim == plan.Given[0].Claim {
+				got = a.Pool
+			}
+		}
+		if idle := slices.Contains(plan.Idle, "lb-waits"); got != want || idle != (want != "four") {
+			t.Errorf("asking for %q it waits for an address of %q, want %q; the former is idle: %t", asks, got, want, idle)
+		}
 	}
 }
 
