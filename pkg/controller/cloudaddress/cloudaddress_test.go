@@ -12,6 +12,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/openstack"
+	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
 // Two pools of one project, even of one subnet, leave each other's address pairs alone.
@@ -205,6 +206,26 @@ func TestOneFails(t *testing.T) {
 		}
 		if got := sc.is("good", v2.ClaimProvided); got != v2.ReasonAddressProvided {
 			t.Errorf("another says %q", got)
+		}
+	})
+}
+
+// An address that the cloud chooses, and that the pool excludes, is told. One that is excluded later stays its claim's.
+func TestExcludedAddress(t *testing.T) {
+	exclude := func(sc *scene) {
+		p := fakeapi.Find[*v2.AddressPool](sc.s, poolResource, "a").DeepCopy()
+		p.Spec.Exclude = []string{*p.Spec.Subnets[0].IPv4}
+		sc.s.Put(poolResource, p)
+	}
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.pool("a", 1)
+		sc.ask("before", "a")
+		sc.run(time.Second)
+		exclude(sc)
+		sc.ask("after", "a")
+		sc.run(time.Minute)
+		if before, after := sc.is("before", v2.ClaimProvided), sc.is("after", v2.ClaimProvided); before != v2.ReasonAddressProvided || after != v2.ReasonAddressExcluded {
+			t.Errorf("they say %q and %q", before, after)
 		}
 	})
 }
