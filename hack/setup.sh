@@ -15,7 +15,7 @@ command -v go >/dev/null || {
 packages=(iproute2 nftables sqlite3 ca-certificates)
 case ${1:-} in
 demo) ;;
-test) packages+=(e2fsprogs etcd-server gcc git iptables iputils-ping libc6-dev libprotobuf-dev make openssl protobuf-compiler python3 systemd) ;;
+test) packages+=(e2fsprogs etcd-server gcc git iptables iputils-ping libc6-dev libprotobuf-dev make openssl prometheus protobuf-compiler python3 systemd) ;;
 bench-egress) packages+=(iperf3 iputils-ping) ;;
 *)
   echo "usage: hack/setup.sh demo|test|bench-egress" >&2
@@ -51,8 +51,8 @@ install || {
 }
 
 # Debian starts these as soon as they are installed. The tests run them in networks of their own; this
-# machine's routes and addresses are none of their business.
-for daemon in bird2:bird etcd-server:etcd frr:frr keepalived:keepalived; do
+# machine's routes and addresses are none of their business. Of Prometheus they run the program that checks its rules, too.
+for daemon in bird2:bird etcd-server:etcd frr:frr keepalived:keepalived prometheus:prometheus; do
   if [[ -d /run/systemd/system && " ${missing[*]} " == *" ${daemon%:*} "* ]]; then
     systemctl --quiet disable --now "${daemon#*:}"
   fi
