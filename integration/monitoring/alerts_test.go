@@ -1,7 +1,6 @@
 package monitoring
 
 import (
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,39 +49,6 @@ func alerts(t *testing.T) (all []alert) {
 		t.Fatal("there is no alert")
 	}
 	return all
-}
-
-// targetLabels are those that the jobs of scrape.yaml give to all metrics.
-func targetLabels(t *testing.T) []string {
-	t.Helper()
-	var conf struct {
-		ScrapeConfigs []struct {
-			JobName        string `json:"job_name"`
-			HonorLabels    bool   `json:"honor_labels"`
-			RelabelConfigs []struct {
-				Source        []string `json:"source_labels"`
-				Target        string   `json:"target_label"`
-				Regex, Action string
-			} `json:"relabel_configs"`
-			Discovery []map[string]any `json:"kubernetes_sd_configs"`
-		} `json:"scrape_configs"`
-	}
-	testkit.Check(t, yaml.UnmarshalStrict(monitoring(t, "scrape.yaml"), &conf))
-	labels := map[string]bool{"job": true, "instance": true}
-	for _, c := range conf.ScrapeConfigs {
-		if c.JobName == "" || len(c.Discovery) == 0 {
-			t.Errorf("job %q finds no target", c.JobName)
-		}
-		for _, r := range c.RelabelConfigs {
-			if _, err := regexp.Compile(r.Regex); err != nil {
-				t.Error(err)
-			}
-			if r.Target != "" {
-				labels[r.Target] = true
-			}
-		}
-	}
-	return slices.Sorted(maps.Keys(labels))
 }
 
 // Alerts are about metrics and labels that there are, say what to do, and lead to their section of the page about them.

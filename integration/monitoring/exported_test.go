@@ -80,6 +80,36 @@ var (
 func defined(t *testing.T) map[string]metric {
 	t.Helper()
 	all := map[string]metric{}
+	sources(t, func(n ast.Node) {
+		if call, ok := n.(*ast.CallExpr); ok {
+			if name, m, ok := definition(call); ok {
+				if _, twice := all[name]; twice {
+					t.Errorf("%s is defined twice", name)
+				}
+				all[name] = m
+			}
+		}
+	})
+	return all
+}
+
+// words returns all texts of the sources.
+func words(t *testing.T) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	sources(t, func(n ast.Node) {
+		if lit, ok := n.(*ast.BasicLit); ok {
+			if s, ok := text(lit); ok {
+				all[s] = true
+			}
+		}
+	})
+	return all
+}
+
+// sources visits each node of the syntax of product code.
+func sources(t *testing.T, visit func(ast.Node)) {
+	t.Helper()
 	fset := token.NewFileSet()
 	testkit.Check(t, filepath.WalkDir(filepath.Join(root, "pkg"), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
@@ -90,19 +120,11 @@ func defined(t *testing.T) map[string]metric {
 			return err
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
-			if call, ok := n.(*ast.CallExpr); ok {
-				if name, m, ok := definition(call); ok {
-					if _, twice := all[name]; twice {
-						t.Errorf("%s: %s is defined twice", fset.Position(n.Pos()), name)
-					}
-					all[name] = m
-				}
-			}
+			visit(n)
 			return true
 		})
 		return nil
 	}))
-	return all
 }
 
 // definition returns the metric that a call defines, if it has its name.

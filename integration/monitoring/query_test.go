@@ -3,12 +3,18 @@ package monitoring
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
+	"google.golang.org/grpc/codes"
+
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // queries checks expressions of PromQL.
@@ -16,13 +22,37 @@ type queries struct {
 	metrics map[string]metric
 	// target are the labels that Prometheus gives to all metrics.
 	target []string
+	// values says whether any program may export a value of a label.
+	values func(label, value string) bool
 }
 
 func newQueries(t *testing.T) queries {
 	t.Helper()
-	q := queries{exported(t), targetLabels(t)}
+	texts, components, jobs := words(t), components(t), jobs(t)
+	q := queries{exported(t), targetLabels(t), func(label, value string) bool {
+		switch label {
+		case "job":
+			return slices.Contains(jobs, value)
+		case "component":
+			return slices.Contains(components, value)
+		case "code":
+			return value == codes.OK.String()
+		}
+		return texts[value]
+	}}
 	q.metrics["up"] = metric{kind: gauge} // Prometheus's own
 	return q
+}
+
+// components returns the values of the label by which manifests tell programs apart.
+func components(t *testing.T) (all []string) {
+	t.Helper()
+	for _, file := range testkit.Must(filepath.Glob(filepath.Join(root, "manifests/*/*.yaml")))(t) {
+		for _, c := range regexp.MustCompile(`app.kubernetes.io/component: (\S+)`).FindAllStringSubmatch(string(testkit.Must(os.ReadFile(file))(t)), -1) {
+			all = append(all, c[1])
+		}
+	}
+	return all
 }
 
 // nameLabel is the label that a name is a matcher of.
@@ -103,11 +133,31 @@ func (c *checker) selector(e *parser.VectorSelector, function string) []string {
 		all = append(all, "le")
 	}
 	for _, l := range e.LabelMatchers {
-		if l.Name != nameLabel && !slices.Contains(all, l.Name) {
+		if l.Name == nameLabel {
+			continue
+		}
+		if !slices.Contains(all, l.Name) {
 			c.problem("%s has no label %s", e.Name, l.Name)
 		}
+		c.value(l)
 	}
 	return sorted(all)
+}
+
+// value looks at the value by which is selected. Those with $ are chosen by the user of a dashboard, perhaps several at once.
+func (c *checker) value(l *labels.Matcher) {
+	values := []string{l.Value}
+	if l.Type == labels.MatchRegexp || l.Type == labels.MatchNotRegexp {
+		values = strings.Split(l.Value, "|")
+	}
+	for _, v := range values {
+		switch {
+		case strings.HasPrefix(v, "$") && l.Type != labels.MatchRegexp:
+			c.problem("%s has several values: use =~", v)
+		case !strings.HasPrefix(v, "$") && !c.values(l.Name, v):
+			c.problem("no program knows the value of %s", l)
+		}
+	}
 }
 
 // find returns the metric that has a series of this name.
@@ -229,7 +279,7 @@ func TestQueries(t *testing.T) {
 		"x_total":  {counter, []string{"kind"}},
 		"duration": {histogram, []string{"loop"}},
 		"plain":    {kind: gauge},
-	}, []string{"job", "node"}}
+	}, []string{"job", "node"}, func(_, value string) bool { return value != "unknown" }}
 	for text, want := range map[string]string{
 		`gauge`:                         "[job node pool]",
 		`gauge{job="coil",pool=~"a.*"}`: "[job node pool]",
@@ -247,6 +297,10 @@ func TestQueries(t *testing.T) {
 		`changes(x_total[5m])`:                                                   "[job kind node]",
 		`sum by (pool (gauge)`:                                                   "parse error",
 		`gage`:                                                                   `no program exports "gage"`,
+		`gauge{pool=~"$pool"}`:                                                   "[job node pool]",
+		`gauge{pool="$pool"}`:                                                    "$pool has several values",
+		`gauge{pool=~"a|unknown"}`:                                               "no program knows the value of pool",
+		`gauge{pool!="unknown"}`:                                                 "no program knows the value of pool",
 		`gauge{kind="a"}`:                                                        "gauge has no label kind",
 		`sum by (kind) (gauge)`:                                                  "gauge has no label kind",
 		`x_total > 0`:                                                            "x_total is a counter",
