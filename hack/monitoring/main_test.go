@@ -13,7 +13,7 @@ import (
 // The files are those that would be written, and there are no other dashboards.
 func TestFiles(t *testing.T) {
 	dir := filepath.Join("../..", folder)
-	want := testkit.Must(written())(t)
+	want := testkit.Must(written(dir))(t)
 	for name, content := range want {
 		have, err := os.ReadFile(filepath.Join(dir, name))
 		if diff := cmp.Diff(string(content), string(have)); diff != "" || err != nil {
