@@ -69,6 +69,16 @@ func (t *tool) completeNames(kind named) cobra.CompletionFunc {
 	}
 }
 
+// completeName completes the name of the one object that a command takes.
+func (t *tool) completeName(kind named) cobra.CompletionFunc {
+	return func(c *cobra.Command, there []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(there) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return t.completeNames(kind)(c, there, prefix)
+	}
+}
+
 // complete sets how a shell completes the values of a flag.
 func complete(c *cobra.Command, flag string, with cobra.CompletionFunc) {
 	_ = c.RegisterFlagCompletionFunc(flag, with) // the only error is about a flag that isn't there, and tests complete each

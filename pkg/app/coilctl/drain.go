@@ -46,8 +46,9 @@ func (t *tool) drain() *cobra.Command {
 			"Pods of DaemonSets are evicted, too. These pods stay: those of namespaces that still name the pool, static ones, and those without a controller unless --force is given. " +
 			"The command ends when nothing is left, or nothing that it can move. It may be interrupted, and started again.\n\n" +
 			"It needs the right to get and patch addresspools and to list addressblocks of coil.cybozu.com, to list namespaces and pods and, with --follow, to get pods and to create pods/eviction.",
-		Example: "  coilctl pools drain blue --dry-run\n  coilctl pools drain blue --follow\n  coilctl pools drain blue --undo",
-		RunE:    func(c *cobra.Command, args []string) error { return o.run(c.Context(), args[0]) },
+		Example:           "  coilctl pools drain blue --dry-run\n  coilctl pools drain blue --follow\n  coilctl pools drain blue --undo",
+		ValidArgsFunction: t.completeName(resourcePools),
+		RunE:              func(c *cobra.Command, args []string) error { return o.run(c.Context(), args[0]) },
 	}
 	c.Flags().BoolVar(&o.follow, "follow", false, "evict the pods that have addresses of the pool, until nothing is left")
 	c.Flags().BoolVar(&o.undo, "undo", false, "have the pool give addresses again; pods that were moved stay where they are")
