@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"strings"
 	"time"
 
@@ -22,6 +24,7 @@ type Plugin struct {
 	Stdout io.Writer
 
 	timeout time.Duration // of tests; 0 for that of the command
+	file    string        // of tests; "" for that of the program
 }
 
 // do does a command. Its errors are of type *spec.Error.
@@ -37,7 +40,7 @@ func (p Plugin) do(c command) error {
 	case verbAdd:
 		return p.add(c)
 	case verbDel:
-		return del(c)
+		return p.del(c)
 	case verbGC:
 		if _, err := spec.ValidAttachments(c.stdinData); err != nil {
 			return err
@@ -85,8 +88,8 @@ func (p Plugin) add(c command) error {
 // del queues the deletion when coild can't be reached, and succeeds: a pod must not
 // stay Terminating while coild is being updated. When the record is on the disk it
 // tries coild once more, for the case that coild read the queue just before; see
-// package delqueue for why nothing is lost.
-func del(c command) error {
+// package delqueue for why nothing is lost, and nothing left.
+func (p Plugin) del(c command) error {
 	_, err := c.call(ConnectTimeout)
 	if err == nil {
 		return nil
@@ -110,7 +113,25 @@ func del(c command) error {
 		// coild replays the record if it can't be removed; that does no harm.
 		_ = queue.Remove(record.ID)
 	}
+	if p.removed() {
+		if err := queue.Withdraw(record.ID); err != nil {
+			return spec.NewError(spec.CodeTryAgainLater, "coil was removed from the node, but not the deletion that it noted", err.Error())
+		}
+	}
 	return nil
+}
+
+// removed says that the plugin's own file is gone, as after coild cleanup. An update replaces it.
+func (p Plugin) removed() bool {
+	file := p.file
+	if file == "" {
+		var err error
+		if file, err = os.Executable(); err != nil {
+			return false
+		}
+	}
+	_, err := os.Lstat(file)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // simple does a command that has no result. GC and STATUS are newer than the first

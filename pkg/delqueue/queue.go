@@ -11,11 +11,14 @@
 //	plugin, ADD: Remove the record of the same ID -> call coild
 //	coild:       bind the socket -> replay: List, for each: Has, delete, Remove -> serve;
 //	             replay again now and then
+//	cleanup:     remove the plugin's file -> remove the folder
+//	plugin, DEL: after its Add, if its own file is gone -> Withdraw
 //
 // A plugin that fails to connect after its Add did so before coild bound the socket,
 // so coild's List comes later and sees the record. An ADD takes the record of its own
 // ID away, so that no replay deletes the new attachment, not even one that listed the
-// record before.
+// record before. Cleanup comes when there is no pod left: a plugin that it has
+// overtaken leaves nothing behind.
 package delqueue
 
 import (
@@ -160,6 +163,16 @@ func (q Queue) Remove(id attachment.ID) error {
 		return fmt.Errorf("remove queued deletion of %s: %w", id.ContainerID, err)
 	}
 	return atomicfile.SyncDir(q.dir)
+}
+
+// Withdraw removes the record of id, and the folder if nothing else is in it, when there is no coild any more that would replay it.
+func (q Queue) Withdraw(id attachment.ID) error {
+	err := q.Remove(id)
+	folder := os.Remove(q.dir)
+	if errors.Is(folder, fs.ErrNotExist) || errors.Is(folder, syscall.ENOTEMPTY) {
+		folder = nil
+	}
+	return errors.Join(err, folder)
 }
 
 // errNoRecord: the file doesn't hold a record of the ID that its name says.

@@ -205,12 +205,12 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 		r.file(socket)
 		r.file(observe.Unfinished(socket))
 	}
-	r.folder(r.DelQueueDir)
-	r.file(r.APIServers)
-	r.done(atomicfile.RemoveStale(r.APIServers, 0))
 	plugin := filepath.Join(r.CNIBinDir, spec.PluginType)
 	r.file(plugin)
 	r.done(atomicfile.RemoveStale(plugin, 0))
+	r.folder(r.DelQueueDir) // one that still runs sees that its file is gone; see package delqueue
+	r.file(r.APIServers)
+	r.done(atomicfile.RemoveStale(r.APIServers, 0))
 	if r.State {
 		files, err := r.record.Remove()
 		r.done(err, files...)
