@@ -146,6 +146,7 @@ func Allowed(account string) []string {
 			"/apis/coil.cybozu.com/v2/egressclusterpolicies",
 			"/api/v1/services labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
 			"/apis/discovery.k8s.io/v1/endpointslices labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
+			"/apis/discovery.k8s.io/v1/namespaces/NAMESPACE/endpointslices labelSelector=kubernetes.io/service-name=kubernetes",
 		},
 		"coil-router": {
 			"/api/v1/nodes",

@@ -28,10 +28,10 @@ import (
 func TestPoolDrains(t *testing.T) {
 	e := use(t)
 	t.Parallel()
-	ns := e.pool(t, 3, "10.75.0.0/24", "fd00:75::/120")
-	next := netip.MustParsePrefix("10.76.0.0/24")
+	ns := e.pool(t, 3, "10.78.0.0/24", "fd00:78::/120")
+	next := netip.MustParsePrefix("10.79.0.0/24")
 	p := &v2.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: ns + "-next"}, Spec: v2.AddressPoolSpec{
-		BlockSizeBits: 3, Subnets: []v2.SubnetSet{{IPv4: new(next.String()), IPv6: new("fd00:76::/120")}}, Exclude: []string{"10.76.0.0-10.76.0.7"},
+		BlockSizeBits: 3, Subnets: []v2.SubnetSet{{IPv4: new(next.String()), IPv6: new("fd00:79::/120")}}, Exclude: []string{"10.79.0.0-10.79.0.7"},
 	}}
 	testkit.Must(e.coil.CoilV2().AddressPools().Create(t.Context(), p, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
@@ -93,7 +93,7 @@ func TestPoolDrains(t *testing.T) {
 	t.Logf("coilctl pools drain:\n%s", out)
 	for _, now := range e.running(t, ns, 2*time.Minute) {
 		addr := netip.MustParseAddr(now.Status.PodIP)
-		if !next.Contains(addr) || netip.MustParsePrefix("10.76.0.0/29").Contains(addr) {
+		if !next.Contains(addr) || netip.MustParsePrefix("10.79.0.0/29").Contains(addr) {
 			t.Errorf("pod %s has %s, want an address of the other pool that isn't excluded", now.Name, addr)
 		}
 	}

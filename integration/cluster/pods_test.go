@@ -275,7 +275,7 @@ func TestPoolDeleted(t *testing.T) {
 func TestStaticPod(t *testing.T) {
 	e := use(t)
 	t.Parallel()
-	ns := e.pool(t, 1, "10.64.0.0/29", "fd00:64::/125")
+	ns := e.pool(t, 1, "10.65.0.0/29", "fd00:65::/125")
 	node := e.Nodes()[2]
 	manifest := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "static", "namespace": %q}, "spec": {
 		"terminationGracePeriodSeconds": 0,
@@ -287,7 +287,7 @@ func TestStaticPod(t *testing.T) {
 	do(`echo "$1" > static.json`, manifest)
 	testkit.Eventually(t, 2*time.Minute, "the static Pod runs", func() error {
 		p, err := e.core.CoreV1().Pods(ns).Get(t.Context(), "static-"+node, metav1.GetOptions{})
-		if err == nil && (!isReady(p) || len(p.Status.PodIPs) != 2 || !strings.HasPrefix(p.Status.PodIP, "10.64.0.")) {
+		if err == nil && (!isReady(p) || len(p.Status.PodIPs) != 2 || !strings.HasPrefix(p.Status.PodIP, "10.65.0.")) {
 			err = fmt.Errorf("it is %s and has %v", p.Status.Phase, p.Status.PodIPs)
 		}
 		return err

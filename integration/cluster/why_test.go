@@ -58,7 +58,7 @@ func (e env) looker(t *testing.T, asks bool) string {
 func TestWhy(t *testing.T) {
 	e := use(t)
 	t.Parallel()
-	ns := e.pool(t, 1, "10.72.0.0/31", "fd00:72::/127")
+	ns := e.pool(t, 1, "10.77.0.0/31", "fd00:77::/127")
 	node := e.Nodes()[1]
 	e.start(t, ns, "p", 1, node)
 	pod := e.running(t, ns, time.Minute)[0]
