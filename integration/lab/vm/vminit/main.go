@@ -21,8 +21,9 @@ import (
 const (
 	portTimeout = 30 * time.Second
 	portPoll    = 20 * time.Millisecond
-	// flushTimeout is for the command's last output, which a busy host takes late.
+	// flushTimeout is how long a busy host may take nothing of the command's last output, flushLimit for how long all of it may take.
 	flushTimeout = 10 * time.Second
+	flushLimit   = 10 * flushTimeout
 )
 
 func main() {
@@ -292,10 +293,11 @@ func lookPath(name string, env []string) (string, error) {
 type streams struct {
 	child  []*os.File
 	copied chan struct{}
+	moved  chan struct{} // has a token when the host has taken something
 }
 
 func newStreams(ports map[string]*os.File) (*streams, error) {
-	s := &streams{copied: make(chan struct{}, 2)}
+	s := &streams{copied: make(chan struct{}, 2), moved: make(chan struct{}, 1)}
 	stdin, in, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -313,7 +315,7 @@ func newStreams(ports map[string]*os.File) (*streams, error) {
 		}
 		s.child = append(s.child, w)
 		go func() {
-			_, _ = io.Copy(ports[name], out) // the host is gone: so is this machine
+			_, _ = io.Copy(progress{ports[name], s.moved}, out) // the host is gone: so is this machine
 			s.copied <- struct{}{}
 		}()
 	}
@@ -329,14 +331,35 @@ func (s *streams) closeChild() {
 // flush waits until the host has all output. Processes that the command left running may hold the
 // pipes open; they aren't waited for.
 func (s *streams) flush() {
-	timeout := time.After(flushTimeout)
-	for range cap(s.copied) {
+	limit := time.After(flushLimit)
+	idle := time.NewTimer(flushTimeout)
+	for left := cap(s.copied); left > 0; {
 		select {
 		case <-s.copied:
-		case <-timeout:
+			left--
+		case <-s.moved:
+			idle.Reset(flushTimeout)
+		case <-idle.C:
+			return
+		case <-limit:
 			return
 		}
 	}
+}
+
+// progress is a port that tells when the host has taken something.
+type progress struct {
+	io.Writer
+	moved chan<- struct{}
+}
+
+func (p progress) Write(b []byte) (int, error) {
+	n, err := p.Writer.Write(b)
+	select {
+	case p.moved <- struct{}{}:
+	default:
+	}
+	return n, err
 }
 
 func mount(source, target, fstype string, flags uintptr, data string) error {
