@@ -35,7 +35,7 @@ status:
   blocks: {used: 3, total: 4096, summary: 3/4096}
   addresses: {used: 71, total: 131072, summary: 71/131072}
   conditions:
-  - {type: Exhausted, status: "False", reason: BlocksFree, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
+  - {type: Exhausted, status: "False", reason: BlocksAvailable, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
   - {type: Overlapping, status: "False", reason: NoOverlap, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
 `, `
 metadata: {name: old}
@@ -46,7 +46,7 @@ status:
   floating: {used: 1, cooling: 0}
   conditions:
   - {type: Exhausted, status: "True", reason: AllBlocksTaken, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
-  - {type: Overlapping, status: "True", reason: NodeAddress, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
+  - {type: Overlapping, status: "True", reason: AddressesUsedByOthers, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
   - {type: Terminating, status: "True", reason: BlocksInUse, message: "2 blocks on 1 node", lastTransitionTime: "2026-01-01T00:00:00Z"}
   - {type: Drained, status: "False", reason: BlocksInUse, message: 2 blocks are held, lastTransitionTime: "2026-01-01T00:00:00Z"}
 `, `
@@ -145,6 +145,19 @@ status:
 `, `
 metadata: {name: unseen}
 spec: {namespaceSelector: {}, podCIDRs: [10.1.0.0/16]}
+`}},
+	{gatewayKind, []string{`
+metadata: {name: gw-1}
+spec: {pools: [public], vrrp: {interface: eth0, sources: [192.0.2.11]}}
+status:
+  applied: {generation: 1, blocks: "4711", services: 2, ports: 3, endpoints: 9, hash: 5e884898}
+  vrrp: [{routerID: 51, family: IPv4, state: MASTER, priority: 200, addresses: 2}]
+  errors: [{service: shop/web, message: "port 80/SCTP: the kernel has no SCTP"}]
+  lastContact: "2026-01-01T00:00:00Z"
+  conditions: [{type: Applied, status: "False", reason: ServiceErrors, message: "shop/web: port 80/SCTP: the kernel has no SCTP", lastTransitionTime: "2026-01-01T00:00:00Z"}]
+`, `
+metadata: {name: unseen}
+spec: {pools: [public], endpoints: Pod, masquerade: Never}
 `}},
 }
 
