@@ -55,6 +55,16 @@ func speaks(t *testing.T, pod, other *netnstest.NS, source, to netip.Addr) bool 
 	return err == nil && from.Addr().Unmap() == source
 }
 
+// addToLoopback adds an address that can be used at once: the kernel ends the duplicate address detection of an IPv6 address in the background, even on lo.
+func addToLoopback(t *testing.T, ns *netnstest.NS, a netip.Addr) {
+	t.Helper()
+	args := []string{"address", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo"}
+	if a.Is6() {
+		args = append(args, "nodad")
+	}
+	ns.IP(t, args...)
+}
+
 // For a while a router may send from addresses that have moved away from it, and no other pod may.
 func TestStragglers(t *testing.T) {
 	n := newGuarded(t)
@@ -73,7 +83,7 @@ func TestStragglers(t *testing.T) {
 	moved := map[netip.Addr]netip.Addr{netip.MustParseAddr("203.0.113.1"): p3.Address.IPv4, netip.MustParseAddr("2001:db8:9::1"): p3.Address.IPv6}
 	for from := range moved {
 		for _, pod := range []*netnstest.NS{router, other} {
-			pod.IP(t, "address", "add", netip.PrefixFrom(from, from.BitLen()).String(), "dev", "lo")
+			addToLoopback(t, pod, from)
 		}
 	}
 	speakers := func() string {
@@ -131,7 +141,7 @@ func TestStragglersAndRulesOfOthers(t *testing.T) {
 				if from.Is6() {
 					gateway = podnet.Gateways.IPv6
 				}
-				router.IP(t, "address", "add", netip.PrefixFrom(from, from.BitLen()).String(), "dev", "lo")
+				addToLoopback(t, router, from)
 				router.IP(t, "route", "add", dst.String(), "via", gateway.String(), "dev", "eth0", "src", from.String())
 				testkit.Check(t, n.Straggle(t.Context(), a.HostIfIndex, from))
 				if !speaks(t, router, to, from, dst) {

@@ -51,7 +51,7 @@ func TestConstantsAgreeWithTheSchema(t *testing.T) {
 
 func TestColumnsShowConditionsThatExist(t *testing.T) {
 	for plural, conditions := range map[string][]string{
-		"addresspools": {v2.PoolExhausted, v2.PoolOverlapping, v2.PoolTerminating},
+		"addresspools": {v2.PoolExhausted, v2.PoolOverlapping, v2.PoolTerminating, v2.PoolDrained},
 		"egresses":     {v2.EgressAvailable, v2.EgressAddressesReady},
 	} {
 		columns, _, err := unstructured.NestedSlice(definition(t, plural), "additionalPrinterColumns")
