@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,36 +59,29 @@ func ServeSocket(ctx context.Context, socket string, within time.Duration, h htt
 	return nil
 }
 
-// AskSocket sends a GET to who serves at a unix socket, and returns the answer. An answer other than OK is an error with its text.
-func AskSocket(ctx context.Context, socket, path string, limit int64) ([]byte, error) {
+// AskSocket sends a GET to who serves at a unix socket, and writes the answer to w as it comes. It returns how many bytes that were: an error, if more than limit.
+// An answer other than OK is an error with its text.
+func AskSocket(ctx context.Context, socket, path string, limit int64, w io.Writer) (int64, error) {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}
 	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://socket"+path, nil)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	defer resp.Body.Close()
-	text, err := readAtMost(resp.Body, limit)
-	if err != nil {
-		return nil, err
-	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, errors.New(strings.TrimSpace(string(text)))
+		text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+		return 0, cmp.Or(err, errors.New(strings.TrimSpace(string(text))))
 	}
-	return text, nil
-}
-
-// readAtMost reads everything, unless that is more than limit bytes.
-func readAtMost(r io.Reader, limit int64) ([]byte, error) {
-	text, err := io.ReadAll(io.LimitReader(r, limit+1))
-	if err == nil && int64(len(text)) > limit {
+	n, err := io.Copy(w, io.LimitReader(resp.Body, limit+1))
+	if err == nil && n > limit {
 		err = fmt.Errorf("the answer has more than %d bytes", limit)
 	}
-	return text, err
+	return n, err
 }

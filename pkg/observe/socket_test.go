@@ -13,6 +13,12 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
+func ask(t *testing.T, socket, path string, limit int64) (string, error) {
+	var b strings.Builder
+	_, err := AskSocket(t.Context(), socket, path, limit, &b)
+	return b.String(), err
+}
+
 // A socket is for root only; one of a dead process is replaced, one of a living process is not; an answer has a limit, and what isn't OK is an error.
 func TestServeSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "coild-debug.sock")
@@ -26,19 +32,19 @@ func TestServeSocket(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- ServeSocket(ctx, socket, time.Second, mux) }()
 	testkit.Eventually(t, 5*time.Second, "the socket is served", func() error {
-		_, err := AskSocket(t.Context(), socket, "/long", 100)
+		_, err := ask(t, socket, "/long", 100)
 		return err
 	})
 	if fi, err := os.Stat(socket); err != nil || fi.Mode() != os.ModeSocket|0o600 {
 		t.Errorf("socket: %v, %v; want mode 0600", fi.Mode(), err)
 	}
-	if text, err := AskSocket(t.Context(), socket, "/long", 100); err != nil || len(text) != 100 {
+	if text, err := ask(t, socket, "/long", 100); err != nil || len(text) != 100 {
 		t.Errorf("%q, %v", text, err)
 	}
-	if _, err := AskSocket(t.Context(), socket, "/long", 99); err == nil {
+	if _, err := ask(t, socket, "/long", 99); err == nil {
 		t.Error("an answer that is too long is taken")
 	}
-	if _, err := AskSocket(t.Context(), socket, "/busy", 99); err == nil || err.Error() != "ask again" {
+	if _, err := ask(t, socket, "/busy", 99); err == nil || err.Error() != "ask again" {
 		t.Errorf("an error is %v", err)
 	}
 	if err := ServeSocket(t.Context(), socket, time.Second, mux); err == nil || !strings.Contains(err.Error(), "another process") {
@@ -46,7 +52,7 @@ func TestServeSocket(t *testing.T) {
 	}
 	cancel()
 	testkit.Check(t, <-served)
-	if _, err := AskSocket(t.Context(), socket, "/long", 100); err == nil {
+	if _, err := ask(t, socket, "/long", 100); err == nil {
 		t.Error("it answers after its end")
 	}
 }

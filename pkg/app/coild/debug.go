@@ -1,9 +1,13 @@
 package coild
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"time"
@@ -31,6 +35,9 @@ type debugOptions struct {
 	path    string
 }
 
+// waits are how long to wait for answers at most, by paths.
+var waits = map[string]time.Duration{debug.PathRecord: time.Minute, debug.PathDB: 2 * time.Minute}
+
 // debugMain runs "coild debug" with the arguments after that, and returns the exit code: words, then flags.
 func debugMain(args []string) int {
 	words := 0
@@ -49,7 +56,7 @@ func debugMain(args []string) int {
 // AddFlags implements program.Options.
 func (o *debugOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Socket, "socket", "/run/coild.sock", "unix socket of coild; it is asked at the one beside it, of the name with -debug")
-	fs.DurationVar(&o.Timeout, "timeout", 3*time.Second, "the longest time to wait for the answer")
+	fs.DurationVar(&o.Timeout, "timeout", cmp.Or(waits[o.path], 3*time.Second), "the longest time to wait for the answer")
 }
 
 // Validate implements program.Options.
@@ -62,15 +69,25 @@ func (o *debugOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// run prints the answer.
+// run prints the answer. Of a file it prints the sum on the standard error: what brings the output to its reader may cut it short.
 func (o *debugOptions) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	text, err := observe.AskSocket(ctx, o.debugSocket(), o.path, inspection.Limit)
+	limit := int64(inspection.Limit)
+	switch o.path {
+	case debug.PathRecord:
+		limit = inspection.DatabaseLimit
+	case debug.PathDB:
+		limit = inspection.CopyLimit
+	}
+	sum := sha256.New()
+	n, err := observe.AskSocket(ctx, o.debugSocket(), o.path, limit, io.MultiWriter(os.Stdout, sum))
 	if err != nil {
 		return fmt.Errorf("ask coild: %w", err)
 	}
-	_, err = os.Stdout.Write(text)
+	if o.path == debug.PathDB {
+		_, err = fmt.Fprintln(os.Stderr, inspection.Sum{Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))})
+	}
 	return err
 }
 
@@ -92,6 +109,13 @@ func (d *daemon) debugServer() *debug.Server {
 					p.look(ctx, alloc, into)
 				}
 			}
+		},
+		Copy: func(ctx context.Context, limit int64) (io.ReadCloser, int64, error) {
+			c, err := d.store.Copy(ctx, limit)
+			if err != nil {
+				return nil, 0, err
+			}
+			return c, c.Size, nil
 		},
 		LookAtHost: func(ctx context.Context) []inspection.Comparison {
 			all := []inspection.Comparison{}

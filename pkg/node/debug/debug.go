@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -32,6 +33,8 @@ type Record interface {
 	List(ctx context.Context) ([]store.Allocation, error)
 	Usage(ctx context.Context) ([]store.Usage, error)
 	ListClients(ctx context.Context) ([]store.Client, error)
+	// Contents is all that is written in the record.
+	Contents(ctx context.Context) (inspection.Database, error)
 }
 
 // Server implements the package's task.
@@ -47,6 +50,8 @@ type Server struct {
 	LookAtHost func(ctx context.Context) []inspection.Comparison
 	// Way is how the node reaches an address.
 	Way func(ctx context.Context, a netip.Addr) (string, error)
+	// Copy returns a copy of the file of the record, with its size; see sqlite.Store.Copy.
+	Copy func(ctx context.Context, limit int64) (io.ReadCloser, int64, error)
 }
 
 // Serve answers at a unix socket until ctx ends.
@@ -88,14 +93,15 @@ func (s *Server) handler() http.Handler {
 		return aboutPod(r.PathValue("namespace"), r.PathValue("name")), nil
 	})
 	answer("/address/{address}", func(r *http.Request) (question, error) { return aboutAddress(r.PathValue("address")) })
+	s.handleRecord(mux)
 	return mux
 }
 
-// Path is the path of a question that words ask: "node", "pod NAMESPACE/NAME" or "address ADDRESS".
+// Path is the path of a question that words ask: "node", "pod NAMESPACE/NAME", "address ADDRESS", "record" or "db".
 func Path(words []string) (string, error) {
 	switch {
-	case len(words) == 1 && words[0] == "node":
-		return "/node", nil
+	case len(words) == 1 && slices.Contains([]string{"/node", PathRecord, PathDB}, "/"+words[0]):
+		return "/" + words[0], nil
 	case len(words) == 2 && words[0] == "pod":
 		if namespace, name, ok := strings.Cut(words[1], "/"); ok && namespace != "" && name != "" && !strings.ContainsAny(name, "/?#%") && !strings.ContainsAny(namespace, "?#%") {
 			return "/pod/" + namespace + "/" + name, nil
@@ -105,7 +111,7 @@ func Path(words []string) (string, error) {
 		a, err := netip.ParseAddr(words[1])
 		return "/address/" + a.WithZone("").String(), err
 	}
-	return "", errors.New("ask for pod NAMESPACE/NAME, for address ADDRESS or for node")
+	return "", errors.New("ask for pod NAMESPACE/NAME, for address ADDRESS, for node, for record or for db")
 }
 
 // question says what an answer is about.

@@ -25,11 +25,17 @@ type record struct {
 	clients []store.Client
 	usage   []store.Usage
 	err     error
+
+	contents []inspection.DatabaseAddress
 }
 
 func (r record) List(context.Context) ([]store.Allocation, error)    { return r.all, r.err }
 func (r record) Usage(context.Context) ([]store.Usage, error)        { return r.usage, r.err }
 func (r record) ListClients(context.Context) ([]store.Client, error) { return r.clients, r.err }
+
+func (r record) Contents(context.Context) (inspection.Database, error) {
+	return inspection.Database{Schema: 2, Addresses: r.contents}, r.err
+}
 
 var since = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
@@ -159,6 +165,7 @@ func TestQuestions(t *testing.T) {
 func TestPath(t *testing.T) {
 	for words, want := range map[string]string{
 		"node": "/node", "pod shop/a": "/pod/shop/a", "address 10.0.0.1": "/address/10.0.0.1", "address fe80::1%eth0": "/address/fe80::1",
+		"record": "/record", "db": "/db", "db x": "", "record/x": "", "/db": "",
 		"": "", "pod": "", "pod a": "", "pod /a": "", "pod shop/": "", "pod shop/a/b": "", "pod shop/a?x": "", "address x": "", "node x": "", "secrets": "",
 	} {
 		got, err := Path(strings.Fields(words))

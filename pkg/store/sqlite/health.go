@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 
@@ -68,9 +67,8 @@ func (s *Store) checkDisk() error {
 	if damage := s.damage.Load(); damage != nil {
 		return *damage
 	}
-	st, err := os.Stat(s.path)
-	if err != nil || !os.SameFile(st, s.file) {
-		return fmt.Errorf("%w: %s was removed or replaced while it was open", ErrDamaged, s.path)
+	if err := s.inPlace(); err != nil {
+		return err
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(s.path), &fs); err != nil {

@@ -382,3 +382,28 @@ func mustPrefix(t *testing.T, s string) netip.Prefix {
 	}
 	return p
 }
+
+// A disk that would be full with a copy has none made, and the record stays writable.
+func TestCopyNeedsRoom(t *testing.T) {
+	s, _ := testStore(t, mustMigrations(t), filepath.Join(t.TempDir(), "db"))
+	if _, err := s.copy(t.Context(), 1<<30, 1<<60); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("without room: %v", err)
+	}
+	c, err := s.copy(t.Context(), 1<<30, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	for range readers { // each connection, one of which has made the copy
+		conn, err := s.reader.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.ExecContext(t.Context(), `DELETE FROM meta`); err == nil {
+			t.Error("a connection for reading writes after a copy")
+		}
+	}
+}

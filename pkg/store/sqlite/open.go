@@ -110,6 +110,7 @@ type Store struct {
 	dirty          atomic.Bool           // something was written since the last checkpoint
 	cooledSeq      atomic.Int64          // addresses that were freed up to here have cooled down
 	damage         atomic.Pointer[error] // the first that was read of the content
+	copying        sync.Mutex            // held while there is a copy
 
 	// The rest belongs to the writer's goroutine.
 
@@ -177,6 +178,9 @@ func (s *Store) open(ctx context.Context, scripts []string) (res OpenResult, err
 	}
 	if s.lock, err = lock(s.path + "-lock"); err != nil {
 		return res, classifyOS(err)
+	}
+	if err := removeCopy(s.path); err != nil && !errors.Is(classifyOS(err), store.ErrReadOnly) { // of a process that ended meanwhile
+		return res, err
 	}
 	if res, err = s.openFile(ctx, scripts); err != nil {
 		return res, err
