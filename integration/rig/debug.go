@@ -1,8 +1,8 @@
 package rig
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,15 +12,40 @@ import (
 
 // Debug asks the node's coild by "coild debug", as people do.
 func (n *Node) Debug(ctx context.Context, words ...string) (*inspection.Answer, error) {
-	cmd := exec.CommandContext(ctx, n.Coild.Path, append(append([]string{"debug"}, words...), "--socket="+n.Socket())...)
-	out, err := cmd.Output()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		return nil, fmt.Errorf("coild debug: %w: %s", err, exit.Stderr)
-	}
+	out, _, err := n.debug(ctx, words...)
 	if err != nil {
 		return nil, err
 	}
 	return inspection.Parse(out)
+}
+
+// Record asks the node's coild for all rows of its record.
+func (n *Node) Record(ctx context.Context) (*inspection.Database, error) {
+	out, _, err := n.debug(ctx, "record")
+	if err != nil {
+		return nil, err
+	}
+	return inspection.ParseDatabase(out)
+}
+
+// CopyRecord asks the node's coild for a copy of its record.
+func (n *Node) CopyRecord(ctx context.Context) (file []byte, sum inspection.Sum, err error) {
+	file, lines, err := n.debug(ctx, "db")
+	if err == nil {
+		sum, err = inspection.FindSum(string(lines))
+	}
+	return file, sum, err
+}
+
+// debug runs "coild debug", and returns what it writes on the standard output and the standard error.
+func (n *Node) debug(ctx context.Context, words ...string) (out, errOut []byte, err error) {
+	var lines bytes.Buffer
+	cmd := exec.CommandContext(ctx, n.Coild.Path, append(append([]string{"debug"}, words...), "--socket="+n.Socket())...)
+	cmd.Stderr = &lines
+	if out, err = cmd.Output(); err != nil {
+		return nil, nil, fmt.Errorf("coild debug: %w: %s", err, lines.Bytes())
+	}
+	return out, lines.Bytes(), nil
 }
 
 // HeldFile is the file that holds the repairs of the node's coild while it exists, if that is built with the tag faultpoints.

@@ -27,6 +27,8 @@ type Examiner struct {
 	Coil versioned.Interface
 	// Ask asks the coild that is in a pod; see package inspection.
 	Ask func(ctx context.Context, coild *corev1.Pod, words ...string) (*inspection.Answer, error)
+	// Record asks the coild that is in a pod for its whole record.
+	Record func(ctx context.Context, coild *corev1.Pod) (*inspection.Database, error)
 	// Now is the time; nil is time.Now.
 	Now func() time.Time
 }
@@ -132,23 +134,39 @@ func (r *reading) node(ctx context.Context, name string, words ...string) {
 		return err
 	})
 	r.do(diagnosis.KindCoilds, func() error {
-		o := cached()
-		o.LabelSelector, o.FieldSelector = coildPods, fields.OneTermEqualSelector("spec.nodeName", name).String()
-		l, err := r.Core.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
-		if err := listed(&f.Coilds, l, err); err != nil {
+		l, err := coildsOf(ctx, r.Core, name)
+		if f.Coilds = l; err != nil {
 			return err
 		}
-		running := slices.IndexFunc(f.Coilds, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil })
-		if running < 0 {
+		coild := running(l)
+		if coild == nil {
 			return nil
 		}
 		ctx, cancel := context.WithTimeout(ctx, answerWithin)
 		defer cancel()
-		if f.Answer, err = r.Ask(ctx, f.Coilds[running], words...); err != nil {
+		if f.Answer, err = r.Ask(ctx, coild, words...); err != nil {
 			f.Answer, f.Unanswered = nil, err.Error()
 		}
 		return nil
 	})
+}
+
+// coildsOf are the pods of coild on a node.
+func coildsOf(ctx context.Context, core kubernetes.Interface, node string) (all []*corev1.Pod, err error) {
+	o := cached()
+	o.LabelSelector, o.FieldSelector = coildPods, fields.OneTermEqualSelector("spec.nodeName", node).String()
+	l, err := core.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
+	err = listed(&all, l, err)
+	return all, err
+}
+
+// running is the pod that can be asked, nil if there is none.
+func running(coilds []*corev1.Pod) *corev1.Pod {
+	i := slices.IndexFunc(coilds, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil })
+	if i < 0 {
+		return nil
+	}
+	return coilds[i]
 }
 
 // ofNode reads a Node, its coild, and what is labelled with its name.
