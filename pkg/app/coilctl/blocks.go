@@ -36,5 +36,6 @@ func (t *tool) blocks() *cobra.Command {
 	c.Flags().StringSliceVar(&nodes, "node", nil, "only blocks that these nodes hold")
 	complete(c, "pool", t.completeNames(resourcePools))
 	complete(c, "node", t.completeNames(resourceNodes))
+	c.AddCommand(t.release())
 	return c
 }
