@@ -216,7 +216,7 @@ func (c *Controller) placeOf(s *corev1.Service) {
 
 func (c *Controller) sliceChanged(slice *discoveryv1.EndpointSlice) {
 	for _, key := range serviceOf(slice) {
-		if s := c.services.Find(key); s != nil && needsEndpoints(s) {
+		if s := c.services.Find(key); s != nil && loadbalancer.NeedsEndpoints(s) {
 			c.placeOf(s)
 		}
 	}
@@ -269,18 +269,15 @@ func keyOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// label is that of the AddressClaims of Services.
-const label = "coil.cybozu.com/load-balancer"
-
 // isOurs says whether an AddressClaim is one of the controller's.
 func isOurs(namespace string, a *v2.AddressClaim) bool {
-	return a.Namespace == namespace && a.Labels[label] == "true"
+	return a.Namespace == namespace && a.Labels[loadbalancer.LabelClaim] == "true"
 }
 
 // claimOf is the name of the claim of a block's address, if that is in the controller's namespace and was not released.
 func claimOf(namespace string, b *v2.AddressBlock) []string {
-	if f := b.Floating; f != nil && f.Owner.Kind == "AddressClaim" && f.Owner.Namespace == namespace && f.ReleasedAt == nil && b.DeletionTimestamp == nil {
-		return []string{f.Claim}
+	if claim, is := loadbalancer.Claims(namespace, b); is {
+		return []string{claim}
 	}
 	return nil
 }
@@ -290,11 +287,6 @@ func serviceOf(s *discoveryv1.EndpointSlice) []string {
 		return []string{s.Namespace + "/" + name}
 	}
 	return nil
-}
-
-// needsEndpoints says whether the address of a Service has to be on a node with one of its endpoints.
-func needsEndpoints(s *corev1.Service) bool {
-	return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
 // samePool says whether a change of an AddressPool is none of its addresses.

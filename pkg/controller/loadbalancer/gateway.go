@@ -1,18 +1,14 @@
 package loadbalancer
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -33,11 +29,6 @@ type contact struct {
 	told   metav1.Time // by the gateway's clock
 	seen   time.Time   // by this one
 	silent bool
-}
-
-// ofGateways says whether gateways have the address of a block.
-func ofGateways(b *v2.AddressBlock) bool {
-	return b.Labels[v2.LabelAnnounce] == string(v2.AnnounceGateway)
 }
 
 // gatewayChanged looks at the Services of a gateway: at those that wait for it, and at those that it can't serve, unless it serves other pools than before.
@@ -103,56 +94,20 @@ func (c *Controller) contact(_ context.Context, name string) error {
 	return reconcile.Later(max(time.Second, silence-c.now().Sub(is.seen)))
 }
 
-// servedByGateways says whether gateways serve a Service at the address of a block: all of which was heard, since any of them may have the address.
-func (c *Controller) servedByGateways(s *corev1.Service, b *v2.AddressBlock) (reason, message string) {
-	pool := b.Labels[v2.LabelPool]
-	var can, silent, refused []string
-	behind := false
+// silent says whether nothing was heard of a gateway for too long.
+func (c *Controller) silent(name string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, g := range slices.SortedFunc(slices.Values(c.gateways.All()), func(a, b *v2.LoadBalancerGateway) int { return cmp.Compare(a.Name, b.Name) }) {
-		if !slices.Contains(g.Spec.Pools, pool) {
-			continue
-		}
-		i := slices.IndexFunc(g.Status.Errors, func(e v2.GatewayError) bool { return e.Service == s.Namespace+"/"+s.Name })
-		does := meta.FindStatusCondition(g.Status.Conditions, v2.GatewayApplied)
-		switch {
-		case i >= 0:
-			refused = append(refused, fmt.Sprintf("gateway %s: %s", g.Name, g.Status.Errors[i].Message))
-		case does != nil && (does.Reason == v2.ReasonKernelRefused || does.Reason == v2.ReasonVRRPFailed):
-			refused = append(refused, fmt.Sprintf("gateway %s: %s", g.Name, does.Message))
-		case c.heard.contacts[g.Name].silent:
-			silent = append(silent, g.Name)
-		default:
-			can = append(can, g.Name)
-			behind = behind || !applied(g, b)
-		}
-	}
-	key := keyOf(s)
-	delete(c.heard.waiting, key)
-	also := ""
-	if len(silent) > 0 {
-		also = fmt.Sprintf("; nothing was heard for a minute of %s", strings.Join(silent, ", "))
-	}
-	if len(refused) > 0 {
-		also += "; " + strings.Join(refused, "; ")
-	}
-	switch {
-	case len(can) > 0 && !behind:
-		return reasonServed, fmt.Sprintf("Gateways serve the address: %s%s", strings.Join(can, ", "), also)
-	case len(can) > 0:
-		c.heard.waiting[key] = true
-		return reasonGateway, fmt.Sprintf("Not all gateways serve the address yet: it waits for %s%s", strings.Join(can, ", "), also)
-	case len(refused) > 0:
-		return reasonRefused, "No gateway serves the Service" + also
-	case len(silent) > 0:
-		return reasonSilent, fmt.Sprintf("The gateways of AddressPool %s may serve the address, and don't reach the API server: see whether coil-lb-agent runs there%s", pool, also)
-	}
-	return reasonNoGateway, fmt.Sprintf("No LoadBalancerGateway names AddressPool %s in its spec.pools", pool)
+	return c.heard.contacts[name].silent
 }
 
-// applied says whether a gateway does what a block says.
-func applied(g *v2.LoadBalancerGateway, b *v2.AddressBlock) bool {
-	order, err := resourceversion.CompareResourceVersion(g.Status.Applied.Blocks, b.ResourceVersion)
-	return err == nil && order >= 0
+// noteWaiting notes whether a Service waits for gateways.
+func (c *Controller) noteWaiting(s *corev1.Service, waits bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if waits {
+		c.heard.waiting[keyOf(s)] = true
+	} else {
+		delete(c.heard.waiting, keyOf(s))
+	}
 }

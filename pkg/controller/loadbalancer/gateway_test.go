@@ -117,7 +117,7 @@ func TestGatewaysFollowSoon(t *testing.T) {
 		if n := sc.s.Calls()["update services"] - before; n > 20 { // the generation
 			t.Errorf("20 changes wrote the status %d times", n)
 		}
-		if !slices.ContainsFunc(fakeapi.All[*v2.AddressBlock](sc.s, blockResource), ofGateways) {
+		if !slices.ContainsFunc(fakeapi.All[*v2.AddressBlock](sc.s, blockResource), loadbalancer.OfGateways) {
 			t.Error("no block is of gateways")
 		}
 	})

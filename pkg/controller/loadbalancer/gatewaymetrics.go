@@ -1,15 +1,13 @@
 package loadbalancer
 
 import (
-	"slices"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/keepalived"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 )
 
 // Reasons of gateways beside those of their condition Applied.
@@ -39,34 +37,17 @@ func newGatewayCollector(c *Controller) *gatewayCollector {
 // Describe implements prometheus.Collector.
 func (c *gatewayCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.gateway; ch <- c.masters }
 
-// election is one by which gateways agree who has addresses of a pool.
-type election struct {
-	pool   string
-	id     int32
-	family corev1.IPFamily
-}
-
 // Collect implements prometheus.Collector.
 func (c *gatewayCollector) Collect(ch chan<- prometheus.Metric) {
 	if !c.Controller.metrics.leading.Load() {
 		return
 	}
-	masters := map[election]int{}
-	for _, g := range c.gateways.All() {
-		c.mu.Lock()
-		silent := c.heard.contacts[g.Name].silent
-		c.mu.Unlock()
-		ch <- prometheus.MustNewConstMetric(c.gateway, prometheus.GaugeValue, 1, g.Name, gatewayReason(g, silent))
-		for _, v := range g.Status.VRRP {
-			e := election{c.poolOf(g, v.RouterID), v.RouterID, v.Family}
-			masters[e] += 0
-			if !silent && v.State == string(keepalived.Master) {
-				masters[e]++
-			}
-		}
+	all := c.gateways.All()
+	for _, g := range all {
+		ch <- prometheus.MustNewConstMetric(c.gateway, prometheus.GaugeValue, 1, g.Name, gatewayReason(g, c.silent(g.Name)))
 	}
-	for e, n := range masters {
-		ch <- prometheus.MustNewConstMetric(c.masters, prometheus.GaugeValue, float64(n), e.pool, strconv.Itoa(int(e.id)), string(e.family))
+	for e, names := range loadbalancer.Masters(all, c.pools.Find, c.silent) {
+		ch <- prometheus.MustNewConstMetric(c.masters, prometheus.GaugeValue, float64(len(names)), e.Pool, strconv.Itoa(int(e.ID)), string(e.Family))
 	}
 }
 
@@ -82,16 +63,4 @@ func gatewayReason(g *v2.LoadBalancerGateway, silent bool) string {
 		return behindGateway
 	}
 	return does.Reason
-}
-
-// poolOf is the pool of a gateway that has an election; empty for none.
-func (c *gatewayCollector) poolOf(g *v2.LoadBalancerGateway, id int32) string {
-	i := slices.IndexFunc(g.Spec.Pools, func(name string) bool {
-		p := c.pools.Find(name)
-		return p != nil && p.Spec.VRRP != nil && id >= p.Spec.VRRP.RouterID && id < p.Spec.VRRP.RouterID+p.Spec.VRRP.Instances
-	})
-	if i < 0 {
-		return ""
-	}
-	return g.Spec.Pools[i]
 }

@@ -41,7 +41,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	if !c.leading.Load() {
 		return
 	}
-	count := map[string]int{reasonServed: 0}
+	count := map[string]int{loadbalancer.ReasonServed: 0}
 	for _, s := range c.services.All() {
 		if loadbalancer.Managed(s, c.withoutClass) {
 			count[reasonOf(s)]++
@@ -63,5 +63,5 @@ func reasonOf(s *corev1.Service) string {
 			return c.Reason
 		}
 	}
-	return reasonServed
+	return loadbalancer.ReasonServed
 }

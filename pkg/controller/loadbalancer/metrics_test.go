@@ -15,6 +15,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
@@ -165,7 +166,7 @@ func TestServiceWithoutProxyBesideHolder(t *testing.T) {
 				sc.run(2 * time.Second)
 				sc.wants("two nodes drop its packets", "a", "192.0.2.0", "AddressAssigned", "ForwardingBlocked")
 				says("two nodes drop its packets", "a", "Nodes "+strings.Join(others, ", ")+" answer for the address, and no Service proxy of "+others[0])
-				if sc.told(reasonBlocked) == 0 {
+				if sc.told(loadbalancer.ReasonBlocked) == 0 {
 					t.Error("there is no Event")
 				}
 				if sc.service("b", port(81)); !local { // those with endpoints share only what has the same selector

@@ -168,7 +168,7 @@ func (h *history) fits(s *corev1.Service) bool {
 			continue
 		}
 		if o.Annotations[loadbalancer.AnnotationSharing] != s.Annotations[loadbalancer.AnnotationSharing] || s.Annotations[loadbalancer.AnnotationSharing] == loadbalancer.SharingNone ||
-			needsEndpoints(o) && needsEndpoints(s) {
+			loadbalancer.NeedsEndpoints(o) && loadbalancer.NeedsEndpoints(s) {
 			return false
 		}
 		for _, p := range s.Spec.Ports {
@@ -200,15 +200,15 @@ func (h *history) check(seen *sums) {
 			h.t.Errorf("%s: %v, %v, %+v", s.Name, s.Annotations, s.Finalizers, s.Status)
 			continue
 		}
-		if assigned.Reason == reasonWaits && s.Annotations[v2.AnnotationPool] == "one" && s.Annotations[loadbalancer.AnnotationWanted] == "" {
+		if assigned.Reason == loadbalancer.ReasonWaits && s.Annotations[v2.AnnotationPool] == "one" && s.Annotations[loadbalancer.AnnotationWanted] == "" {
 			late = append(late, s)
 			continue
 		}
 		if (assigned.Status == metav1.ConditionTrue) != (annotation != "") || served.Status == metav1.ConditionTrue && annotation == "" ||
-			assigned.Reason == reasonWaits && (s.Annotations[loadbalancer.AnnotationWanted] != elsewhere || !strings.Contains(assigned.Message, "AddressTaken: It belongs to an Egress")) {
+			assigned.Reason == loadbalancer.ReasonWaits && (s.Annotations[loadbalancer.AnnotationWanted] != elsewhere || !strings.Contains(assigned.Message, "AddressTaken: It belongs to an Egress")) {
 			h.t.Errorf("%s has %q, and says %+v, %+v", s.Name, annotation, assigned, served)
 		}
-		if assigned.Reason == reasonWaits {
+		if assigned.Reason == loadbalancer.ReasonWaits {
 			waiting = 1
 		}
 		if annotation == "" {
@@ -237,7 +237,7 @@ func (h *history) check(seen *sums) {
 				}
 			}
 		}
-		if needsEndpoints(s) {
+		if loadbalancer.NeedsEndpoints(s) {
 			seen.local++
 		}
 		if served.Status == metav1.ConditionTrue {
@@ -245,7 +245,7 @@ func (h *history) check(seen *sums) {
 			if told(s) == "" {
 				h.t.Errorf("%s is served, and tells nothing: %+v", s.Name, s.Status)
 			}
-		} else if !needsEndpoints(s) {
+		} else if !loadbalancer.NeedsEndpoints(s) {
 			h.t.Errorf("%s isn't served: %+v", s.Name, served)
 		}
 	}
@@ -263,8 +263,8 @@ func (h *history) check(seen *sums) {
 			waiting-- // one claim for all that wait
 			continue
 		}
-		if !slices.ContainsFunc(addressOf(a).Addrs(), func(addr netip.Addr) bool { return users[addr] > 0 }) {
-			h.t.Errorf("the claim %s of %s is left", a.Name, addressOf(a))
+		if !slices.ContainsFunc(loadbalancer.AddressOf(a).Addrs(), func(addr netip.Addr) bool { return users[addr] > 0 }) {
+			h.t.Errorf("the claim %s of %s is left", a.Name, loadbalancer.AddressOf(a))
 		}
 	}
 	for _, b := range fakeapi.All[*v2.AddressBlock](h.s, blockResource) {
@@ -274,7 +274,7 @@ func (h *history) check(seen *sums) {
 			continue
 		}
 		for _, p := range b.Floating.Ports {
-			if !slices.ContainsFunc(addressOf(a).Addrs(), func(addr netip.Addr) bool { return owner[fmt.Sprint(addr, p.Protocol, p.Port)] != "" }) {
+			if !slices.ContainsFunc(loadbalancer.AddressOf(a).Addrs(), func(addr netip.Addr) bool { return owner[fmt.Sprint(addr, p.Protocol, p.Port)] != "" }) {
 				h.t.Errorf("%s takes packets for port %v, which no Service has", b.Name, p)
 			}
 		}

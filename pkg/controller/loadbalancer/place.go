@@ -38,10 +38,10 @@ func (c *Controller) place(ctx context.Context, name string) error {
 		if s == nil {
 			continue
 		}
-		for _, p := range portsOf(s) {
+		for _, p := range loadbalancer.PortsOf(s) {
 			ports = append(ports, entrance{p, s.Spec.IPFamilies})
 		}
-		if needsEndpoints(s) {
+		if loadbalancer.NeedsEndpoints(s) {
 			spot.Only = loadbalancer.WithEndpoints(c.slices.Under(key.String()))
 		} else {
 			anywhere = true
@@ -52,7 +52,7 @@ func (c *Controller) place(ctx context.Context, name string) error {
 	}
 	var successors []v2.FloatingNode
 	var announcers v2.FloatingAnnouncers
-	if len(ports) > 0 && !ofGateways(b) {
+	if len(ports) > 0 && !loadbalancer.OfGateways(b) {
 		successors = nodes.Successors(spot, c.load.choose(b.Name, func(load map[string]int) string { return nodes.First(spot, load) }))
 		if b.Labels[v2.LabelAnnounce] != string(v2.AnnounceNeighbor) { // by routes alone
 			announcers = nodes.Announcers(spot.Only)
@@ -126,14 +126,6 @@ func holderOf(b *v2.AddressBlock) string {
 		return f.Successors[0].Node
 	}
 	return b.Floating.Holding.Holder
-}
-
-// portsOf are the ports by which clients reach a Service.
-func portsOf(s *corev1.Service) (all []v2.FloatingPort) {
-	for _, p := range s.Spec.Ports {
-		all = append(all, v2.FloatingPort{Protocol: cmp.Or(p.Protocol, corev1.ProtocolTCP), Port: p.Port, Service: s.Namespace + "/" + s.Name})
-	}
-	return all
 }
 
 // entrance is a port of a Service, in the families of the Service.

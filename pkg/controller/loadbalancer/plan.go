@@ -123,23 +123,9 @@ func (c *Controller) ourClaims() []*v2.AddressClaim {
 	return all
 }
 
-// addressOf is the address of a claim that asks for one; the zero Address as long as it has none.
-func addressOf(a *v2.AddressClaim) ipam.Address {
-	if len(a.Status.Addresses) == 0 {
-		return ipam.Address{}
-	}
-	var addrs []netip.Addr
-	for _, text := range []string{a.Status.Addresses[0].IPv4, a.Status.Addresses[0].IPv6} {
-		if addr, err := netip.ParseAddr(text); err == nil {
-			addrs = append(addrs, addr)
-		}
-	}
-	return ipam.AddressOf(addrs...)
-}
-
 // asked is the address that a claim has or, until it has one, that it asks for by name.
 func asked(pool ipam.Pool, a *v2.AddressClaim) ipam.Address {
-	if addr := addressOf(a); len(addr.Addrs()) > 0 || len(a.Spec.Addresses) == 0 {
+	if addr := loadbalancer.AddressOf(a); len(addr.Addrs()) > 0 || len(a.Spec.Addresses) == 0 {
 		return addr
 	}
 	addr, err := netip.ParseAddr(a.Spec.Addresses[0])
@@ -157,7 +143,7 @@ func asked(pool ipam.Pool, a *v2.AddressClaim) ipam.Address {
 // makeClaim makes a claim of an address.
 func (c *Controller) makeClaim(ctx context.Context, a loadbalancer.Address) error {
 	claim := &v2.AddressClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: a.Claim, Labels: map[string]string{label: "true"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: a.Claim, Labels: map[string]string{loadbalancer.LabelClaim: "true"}},
 		Spec:       v2.AddressClaimSpec{Pool: a.Pool, CoolDownSeconds: coolDown},
 	}
 	if addrs := a.Addrs(); len(addrs) > 0 {
@@ -169,7 +155,7 @@ func (c *Controller) makeClaim(ctx context.Context, a loadbalancer.Address) erro
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		if have := c.claims.Find(claim.Namespace + "/" + claim.Name); have != nil && !isOurs(c.cfg.Namespace, have) {
-			return fmt.Errorf("AddressClaim %s isn't coil-lb-controller's: give it the label %s=true, or delete it", klog.KObj(claim), label)
+			return fmt.Errorf("AddressClaim %s isn't coil-lb-controller's: give it the label %s=true, or delete it", klog.KObj(claim), loadbalancer.LabelClaim)
 		}
 		return nil // its event comes, or that of its end
 	case err != nil:
@@ -194,17 +180,13 @@ func (c *Controller) deleteClaim(ctx context.Context, name string) error {
 		return fmt.Errorf("delete AddressClaim %s: %w", klog.KObj(claim), err)
 	}
 	faultpoint.At(faultpoint.ServeUnclaimed)
-	klog.FromContext(ctx).Info("Deleted the claim of an address that no Service has any more", "claim", klog.KObj(claim), "address", addressOf(claim))
+	klog.FromContext(ctx).Info("Deleted the claim of an address that no Service has any more", "claim", klog.KObj(claim), "address", loadbalancer.AddressOf(claim))
 	return nil
 }
 
 // blockOf returns the block of a claim, nil if it has none yet. An earlier claim of the name may have one still.
 func (c *Controller) blockOf(claim *v2.AddressClaim) *v2.AddressBlock {
-	blocks := slices.DeleteFunc(slices.Clone(c.blocks.Under(claim.Name)), func(b *v2.AddressBlock) bool { return b.Floating.Owner.UID != claim.UID })
-	if len(blocks) == 0 {
-		return nil
-	}
-	return slices.MinFunc(blocks, func(a, b *v2.AddressBlock) int { return cmp.Compare(a.Name, b.Name) })
+	return loadbalancer.BlockOf(claim, c.blocks.Under(claim.Name))
 }
 
 // usersOf returns the Services that have the address of a claim, once there is a plan.

@@ -28,9 +28,6 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// reasonMasquerade is the reason of the condition of NetworkPolicies.
-const reasonMasquerade = "GatewayMasquerades"
-
 const (
 	// policySettle is for how long changes are collected before pods of a Service are looked at, and podsAgain when they are at the latest: nobody tells of labels that
 	// change. endpointsSettle is for how long endpoints may come and go.
@@ -167,7 +164,7 @@ func (c *Controller) gatewayPool(s *corev1.Service) (pool string, known bool) {
 	switch {
 	case b == nil:
 		return "", false
-	case !ofGateways(b):
+	case !loadbalancer.OfGateways(b):
 		return "", true
 	}
 	return b.Labels[v2.LabelPool], true
@@ -198,7 +195,7 @@ func (c *Controller) lookAtPolicies(ctx context.Context, key types.NamespacedNam
 			return err
 		}
 		if len(names) > 0 {
-			is.condition = metav1.Condition{Type: loadbalancer.ConditionPolicies, Status: metav1.ConditionFalse, Reason: reasonMasquerade, Message: fmt.Sprintf(
+			is.condition = metav1.Condition{Type: loadbalancer.ConditionPolicies, Status: metav1.ConditionFalse, Reason: loadbalancer.ReasonMasquerade, Message: fmt.Sprintf(
 				"Pods don't see the addresses of clients, by which they are let in or not by NetworkPolicies (%s): gateways with spec.masquerade: Always (%s) translate them. "+
 					"Set spec.masquerade: Never there, or name the clients in spec.loadBalancerSourceRanges of the Service", few(names), few(gateways))}
 		}

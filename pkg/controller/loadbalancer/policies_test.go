@@ -69,7 +69,7 @@ func TestScenario25PoliciesAreNotHonored(t *testing.T) {
 			case policies != "" && (c == nil || c.Status != metav1.ConditionFalse || c.Reason != "GatewayMasquerades" || !strings.Contains(c.Message, want)):
 				t.Errorf("%s: %+v, want %q", when, c, want)
 			}
-			if n := sc.told(reasonMasquerade); n != events {
+			if n := sc.told(loadbalancer.ReasonMasquerade); n != events {
 				t.Errorf("%s: %d Events, want %d", when, n, events)
 			}
 		}

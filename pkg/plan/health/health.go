@@ -90,17 +90,14 @@ func Findings(f inventory.Objects) []Finding {
 	}
 	for _, o := range f.Gateways {
 		j.object("LoadBalancerGateway", o, o.Status.Conditions, gatewayConditions)
-		switch heard := o.Status.LastContact; {
-		case heard.IsZero() && j.late(o.CreationTimestamp):
-			j.add("LoadBalancerGateway", o, "Silent", "coil-lb-agent has never told anything: start it on the machine", o.CreationTimestamp)
-		case !heard.IsZero() && j.late(*heard):
-			j.add("LoadBalancerGateway", o, "Silent", "coil-lb-agent doesn't reach the API server, or doesn't run", *heard)
+		if silent, is := Silent(o, f.Now); is {
+			j.findings = append(j.findings, silent)
 		}
 	}
 	for _, o := range f.Services {
 		j.object("Service", o, o.Status.Conditions, serviceConditions)
 	}
-	j.leaders(f)
+	j.findings = append(j.findings, Leaders(Leases(f), f.Leases, f.Now)...)
 	j.nodes(f.Nodes, f.Coilds)
 	return j.findings
 }
@@ -147,16 +144,17 @@ func Leases(f inventory.Objects) (all []Lease) {
 	return all
 }
 
-// leaders judges whether controllers do their work.
-func (j *judge) leaders(f inventory.Objects) {
-	for _, wanted := range Leases(f) {
+// Leaders returns what is wrong with the leaders of controllers.
+func Leaders(wanted []Lease, leases []*coordinationv1.Lease, now time.Time) []Finding {
+	j := judge{now: now}
+	for _, wanted := range wanted {
 		says := "No " + wanted.Controller + " leads: see that its pods run"
-		i := slices.IndexFunc(f.Leases, func(l *coordinationv1.Lease) bool { return l.Name == wanted.Name })
+		i := slices.IndexFunc(leases, func(l *coordinationv1.Lease) bool { return l.Name == wanted.Name })
 		if i < 0 {
 			j.add("Lease", &metav1.ObjectMeta{Name: wanted.Name}, "NoLeader", says+"; none ever has", metav1.Time{})
 			continue
 		}
-		l := f.Leases[i]
+		l := leases[i]
 		renewed := l.CreationTimestamp
 		if l.Spec.RenewTime != nil {
 			renewed = metav1.NewTime(l.Spec.RenewTime.Time)
@@ -165,6 +163,22 @@ func (j *judge) leaders(f inventory.Objects) {
 			j.add("Lease", l, "NoLeader", says, renewed)
 		}
 	}
+	return j.findings
+}
+
+// Silent says whether nothing was heard of a gateway for too long, and that as a finding.
+func Silent(g *v2.LoadBalancerGateway, now time.Time) (Finding, bool) {
+	j := judge{now: now}
+	switch heard := g.Status.LastContact; {
+	case heard.IsZero() && j.late(g.CreationTimestamp):
+		j.add("LoadBalancerGateway", g, "Silent", "coil-lb-agent has never told anything: start it on the machine", g.CreationTimestamp)
+	case !heard.IsZero() && j.late(*heard):
+		j.add("LoadBalancerGateway", g, "Silent", "coil-lb-agent doesn't reach the API server, or doesn't run", *heard)
+	}
+	if len(j.findings) == 0 {
+		return Finding{}, false
+	}
+	return j.findings[0], true
 }
 
 // nodes judges which nodes can start pods.

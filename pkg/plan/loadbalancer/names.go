@@ -18,6 +18,10 @@ const (
 	SharingNone = "none"
 	// Finalizer keeps a Service until its addresses are given back. Kubernetes knows it by this name, too.
 	Finalizer = "service.kubernetes.io/load-balancer-cleanup"
+	// LabelClaim with the value "true" is on the AddressClaims of Services.
+	LabelClaim = "coil.cybozu.com/load-balancer"
+	// ReasonMasquerade is the reason of ConditionPolicies.
+	ReasonMasquerade = "GatewayMasquerades"
 	// ConditionAssigned of a Service says whether it has addresses, and ConditionServed whether a place answers for them.
 	ConditionAssigned = "coil.cybozu.com/AddressAssigned"
 	ConditionServed   = "coil.cybozu.com/Served"
