@@ -3,6 +3,7 @@ package coilctl
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,29 +39,38 @@ var (
 	resourceEgresses   = named{GroupVersionResource: coils("egresses"), namespaced: true}
 )
 
+// metadataOf lists the metadata of objects of a namespace, or of all.
+func (t *tool) metadataOf(ctx context.Context, kind named, namespace string) ([]metav1.PartialObjectMetadata, error) {
+	cfg, err := t.config()
+	if err != nil {
+		return nil, err
+	}
+	client, err := metadata.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	defer cancel()
+	l, err := client.Resource(kind.GroupVersionResource).Namespace(namespace).List(ctx, metav1.ListOptions{LabelSelector: kind.selector, ResourceVersion: "0"})
+	if err != nil {
+		return nil, err
+	}
+	return l.Items, nil
+}
+
 // completeNames completes names of objects, without those that are there already. It needs the right to list them, and asks for nothing but their metadata.
 func (t *tool) completeNames(kind named) cobra.CompletionFunc {
 	return func(c *cobra.Command, there []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		cfg, err := t.config()
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		client, err := metadata.NewForConfig(cfg)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		ctx, cancel := context.WithTimeout(c.Context(), completionTimeout)
-		defer cancel()
 		namespace := ""
 		if kind.namespaced {
 			namespace = *t.flags.Namespace
 		}
-		l, err := client.Resource(kind.GroupVersionResource).Namespace(namespace).List(ctx, metav1.ListOptions{LabelSelector: kind.selector, ResourceVersion: "0"})
+		all, err := t.metadataOf(c.Context(), kind, namespace)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
 		var names []cobra.Completion
-		for _, o := range l.Items {
+		for _, o := range all {
 			if !slices.Contains(there, o.Name) && !slices.Contains(names, o.Name) {
 				names = append(names, o.Name)
 			}
@@ -77,6 +87,25 @@ func (t *tool) completeName(kind named) cobra.CompletionFunc {
 		}
 		return t.completeNames(kind)(c, there, prefix)
 	}
+}
+
+// completeService completes the name of a Service: with its namespace, unless one is chosen.
+func (t *tool) completeService(c *cobra.Command, there []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(there) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	if *t.flags.Namespace != "" && !strings.Contains(prefix, "/") {
+		return t.completeNames(resourceServices)(c, there, prefix)
+	}
+	all, err := t.metadataOf(c.Context(), resourceServices, "")
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []cobra.Completion
+	for _, o := range all {
+		names = append(names, o.Namespace+"/"+o.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // complete sets how a shell completes the values of a flag.

@@ -81,6 +81,7 @@ func (e Examiner) Address(ctx context.Context, a netip.Addr) diagnosis.Diagnosis
 			r.node(ctx, node, "address", a.String())
 			r.wait()
 		}
+		f.Services = e.servicesAt(ctx, b)
 	}
 	return diagnosis.Address(a, f)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/coil-net/coil/pkg/plan/diagnosis"
+	"github.com/coil-net/coil/pkg/plan/preflight"
 )
 
 // whyOptions are the flags of the command why.
@@ -30,12 +31,12 @@ const rightsOfWhy = "It asks the coild of the node by running \"coild debug\" in
 func (t *tool) why() *cobra.Command {
 	o := &whyOptions{tool: t}
 	c := &cobra.Command{
-		Use: "why", Short: "Tell what is right and wrong with one pod, address or node, and what to do",
-		Long: "Tell, step by step, what is right and wrong with one pod, address or node, from the objects of the API server to what its node has in the kernel, and what to do.",
+		Use: "why", Short: "Tell what is right and wrong with one pod, address, node or Service, and what to do",
+		Long: "Tell, step by step, what is right and wrong with one pod, address, node or Service, from the objects of the API server to what its node has in the kernel, and what to do.",
 		Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.PersistentFlags().DurationVar(&o.timeout, "timeout", 10*time.Second, "the longest time for all that is read and asked")
-	c.AddCommand(o.whyPod(), o.whyAddress(), o.whyNode())
+	c.AddCommand(o.whyPod(), o.whyAddress(), o.whyNode(), o.whyService())
 	return c
 }
 
@@ -47,7 +48,7 @@ func (o *whyOptions) whyPod() *cobra.Command {
 			"It needs the rights to get pods, namespaces and nodes, to list pods and events, and to get and list all kinds of coil.cybozu.com. " + rightsOfWhy,
 		Example: "  coilctl why pod shop/cart-0\n  coilctl why pod cart-0 --namespace=shop -o json",
 		RunE: func(c *cobra.Command, args []string) error {
-			namespace, name, err := o.podName(args[0])
+			namespace, name, err := o.nameOf("pod", args[0])
 			if err != nil {
 				return err
 			}
@@ -59,8 +60,8 @@ func (o *whyOptions) whyPod() *cobra.Command {
 func (o *whyOptions) whyAddress() *cobra.Command {
 	return &cobra.Command{
 		Use: "address ADDRESS", Short: "Tell who has an address, and whether it leads there", Args: cobra.ExactArgs(1),
-		Long: "Tell who has an address: its pool, its block, the node of that, the pod in the record of addresses, and what that has in the kernel.\n\n" +
-			"It needs the rights to get nodes, to list pods, and to list addresspools and addressblocks of coil.cybozu.com. " + rightsOfWhy,
+		Long: "Tell who has an address: its pool, its block, the node of that, the pod in the record of addresses, and what that has in the kernel, or the Services that are reached by it.\n\n" +
+			"It needs the rights to get nodes, to list pods, and to list addresspools and addressblocks of coil.cybozu.com; of an address of Services also those of \"why service\". " + rightsOfWhy,
 		Example: "  coilctl why address 10.100.0.225",
 		RunE: func(c *cobra.Command, args []string) error {
 			a, err := netip.ParseAddr(args[0])
@@ -85,15 +86,38 @@ func (o *whyOptions) whyNode() *cobra.Command {
 	}
 }
 
-// podName splits the name of a pod. Without a namespace it is of that of the flags, or of the kubeconfig.
-func (o *whyOptions) podName(text string) (namespace, name string, err error) {
+func (o *whyOptions) whyService() *cobra.Command {
+	return &cobra.Command{
+		Use: "service [NAMESPACE/]NAME", Short: "Tell why a Service of the type LoadBalancer has no address, or isn't reached by it", Args: cobra.ExactArgs(1),
+		Long: "Tell why a Service of the type LoadBalancer has no address, or isn't reached by it: what it asks for, the controllers' leaders, the pool, what OpenStack provides, the AddressClaim, " +
+			"the Service's status, the node or the gateways that have the address, endpoints, and which clients are let in.\n\n" + rightsOfWhyService + ". " + rightsOfWhy,
+		Example:           "  coilctl why service shop/web\n  coilctl why service web --namespace=shop -o json",
+		ValidArgsFunction: o.completeService,
+		RunE: func(c *cobra.Command, args []string) error {
+			namespace, name, err := o.nameOf("Service", args[0])
+			if err != nil {
+				return err
+			}
+			return o.run(c.Context(), func(ctx context.Context, e Examiner) (diagnosis.Diagnosis, error) {
+				return e.Service(ctx, namespace, name)
+			})
+		},
+	}
+}
+
+// rightsOfWhyService are those of a walk about a Service.
+const rightsOfWhyService = "It needs the rights to get services and nodes, to list pods and nodes, to list endpointslices of discovery.k8s.io, to get leases of coordination.k8s.io in the namespace " +
+	preflight.Namespace + ", and to list addresspools, addressblocks, addressclaims and loadbalancergateways of coil.cybozu.com"
+
+// nameOf splits the name of an object. Without a namespace it is of that of the flags, or of the kubeconfig.
+func (o *whyOptions) nameOf(kind, text string) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(text, "/")
 	if !ok {
 		name = text
 		namespace, _, err = o.flags.ToRawKubeConfigLoader().Namespace()
 	}
 	if err == nil && (name == "" || namespace == "" || strings.Contains(name, "/")) {
-		err = fmt.Errorf("%q isn't [NAMESPACE/]NAME of a pod", text)
+		err = fmt.Errorf("%q isn't [NAMESPACE/]NAME of a %s", text, kind)
 	}
 	return namespace, name, err
 }

@@ -52,11 +52,11 @@ WRONG  namespace  it isn't right
 	}
 }
 
-func TestPodName(t *testing.T) {
+func TestNameOf(t *testing.T) {
 	o, _ := newWhy()
 	*o.flags.Namespace = "bank"
 	for text, want := range map[string]string{"shop/cart-0": "shop/cart-0", "cart-0": "bank/cart-0", "": "", "/cart-0": "", "shop/": "", "shop/a/b": ""} {
-		namespace, name, err := o.podName(text)
+		namespace, name, err := o.nameOf("pod", text)
 		if got := namespace + "/" + name; (err == nil) != (want != "") || err == nil && got != want {
 			t.Errorf("%q: %s, %v; want %q", text, got, err, want)
 		}

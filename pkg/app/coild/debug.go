@@ -10,15 +10,19 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/debug"
+	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/node/floating/place"
 	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/plan/inspection"
@@ -126,6 +130,14 @@ func (d *daemon) debugServer() *debug.Server {
 			}
 			return all
 		},
+		LookAtAddress: func(ctx context.Context, a netip.Addr) (all []inspection.Comparison) {
+			for _, p := range d.parts {
+				if p.lookAtAddress != nil {
+					all = append(all, p.lookAtAddress(ctx, a)...)
+				}
+			}
+			return all
+		},
 	}
 }
 
@@ -209,4 +221,20 @@ func (h *holder) look(ctx context.Context, alloc store.Allocation, into *inspect
 		}
 		into.Objects = append(into.Objects, c)
 	}
+}
+
+// lookAtAddress compares what takes packets for an address of Services with what there is, if a block says that Services have the address.
+func (h *holder) lookAtAddress(ctx context.Context, a netip.Addr) []inspection.Comparison {
+	blocks := h.blocks.All()
+	i := slices.IndexFunc(blocks, func(b *v2.AddressBlock) bool {
+		if b.Floating == nil || len(b.Floating.Ports) == 0 || b.Labels[v2.LabelAnnounce] == string(v2.AnnounceGateway) {
+			return false
+		}
+		prefixes, err := ipam.ParseBlock(b.IPv4, b.IPv6)
+		return err == nil && slices.Contains(prefixes.At(0).Addrs(), a)
+	})
+	if i < 0 {
+		return nil
+	}
+	return h.place.Look(ctx, a, floating.PortsOf(blocks[i]))
 }

@@ -82,7 +82,7 @@ type attachments interface {
 }
 
 func (h *holder) part() part {
-	return part{kinds: place.Kinds, watch: h.watch, compose: h.compose, start: h.start, look: h.look}
+	return part{kinds: place.Kinds, watch: h.watch, compose: h.compose, start: h.start, look: h.look, lookAtAddress: h.lookAtAddress}
 }
 
 func (h *holder) watch() {

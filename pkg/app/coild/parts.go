@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -35,10 +36,13 @@ type part struct {
 	// forget removes the part's state of an attachment, whose DEL has come.
 	forget func(context.Context, attachment.ID) error
 
-	// look adds to an attachment what there is of the part's objects, and lookAtHost compares those that all pods share: for people who ask, see
+	// look adds to an attachment what there is of the part's objects, lookAtHost compares those that all pods share, and lookAtAddress those of a floating address of Services,
+	// if they are to be here: for people who ask, see
 	// package debug.
 	look       func(ctx context.Context, alloc store.Allocation, into *inspection.Attachment)
 	lookAtHost func(context.Context) []inspection.Comparison
+
+	lookAtAddress func(context.Context, netip.Addr) []inspection.Comparison
 
 	// check returns why the part can't work for a Node, and for how long at least.
 	check func(*corev1.Node) (time.Duration, error)

@@ -48,6 +48,8 @@ type Server struct {
 	Look func(ctx context.Context, alloc store.Allocation, into *inspection.Attachment)
 	// LookAtHost compares what pods of the node share.
 	LookAtHost func(ctx context.Context) []inspection.Comparison
+	// LookAtAddress compares what the node has for a floating address of Services that is to be on nodes; nothing for others.
+	LookAtAddress func(ctx context.Context, a netip.Addr) []inspection.Comparison
 	// Way is how the node reaches an address.
 	Way func(ctx context.Context, a netip.Addr) (string, error)
 	// Copy returns a copy of the file of the record, with its size; see sqlite.Store.Copy.
@@ -177,6 +179,7 @@ func (s *Server) answer(ctx context.Context, q question) inspection.Answer {
 	if q.address.IsValid() {
 		a.Way, err = s.Way(ctx, q.address)
 		problem("look up the way to "+q.address.String(), err)
+		a.Address = s.LookAtAddress(ctx, q.address)
 	}
 	for i, alloc := range found {
 		if ctx.Err() != nil {

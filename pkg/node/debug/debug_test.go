@@ -63,6 +63,9 @@ func newServer(r record) *Server {
 		LookAtHost: func(context.Context) []inspection.Comparison {
 			return []inspection.Comparison{{Topic: inspection.Rules, Object: "rule 2000", Have: "x", OK: true}}
 		},
+		LookAtAddress: func(_ context.Context, a netip.Addr) []inspection.Comparison {
+			return []inspection.Comparison{{Topic: inspection.Floating, Object: "route to " + a.String()}}
+		},
 		Way: func(_ context.Context, a netip.Addr) (string, error) { return "by " + a.String(), nil },
 	}
 }
@@ -131,7 +134,7 @@ func TestQuestions(t *testing.T) {
 	} {
 		t.Run(c.question, func(t *testing.T) {
 			a := mustAsk(t, s, c.path)
-			if a.Question != c.question || a.Way != c.way || a.Node.Name != "n1" || len(a.Problems) > 0 || len(a.Host) != 1 {
+			if a.Question != c.question || a.Way != c.way || a.Node.Name != "n1" || len(a.Problems) > 0 || len(a.Host) != 1 || len(a.Address) > 0 != (c.way != "") {
 				t.Errorf("%+v", a)
 			}
 			if d := cmp.Diff(c.pods, pods(a)); d != "" {

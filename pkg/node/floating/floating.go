@@ -270,7 +270,7 @@ func (d *Driver) step(ctx context.Context, e holding.Event) {
 			d.write(ctx, a.Record)
 		case holding.Answer:
 			k := d.blocks[a.ID]
-			d.orders.answer(ctx, Order{Address: k.address, Ports: portsOf(k.block), Epoch: a.Epoch, Until: d.began.Add(a.Until), Announce: a.Announce})
+			d.orders.answer(ctx, Order{Address: k.address, Ports: PortsOf(k.block), Epoch: a.Epoch, Until: d.began.Add(a.Until), Announce: a.Announce})
 		case holding.Stop:
 			d.orders.stop(ctx, d.blocks[a.ID].address)
 		}

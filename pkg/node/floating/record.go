@@ -95,7 +95,7 @@ func OrderOf(node string, b *v2.AddressBlock) (Order, bool, error) {
 	if err != nil {
 		return Order{}, false, err
 	}
-	return Order{Address: k.address, Ports: portsOf(b)}, offered(b), nil
+	return Order{Address: k.address, Ports: PortsOf(b)}, offered(b), nil
 }
 
 // offered says whether a node may have the address. A holder gives up one that isn't offered.
@@ -196,8 +196,8 @@ func listOrNull[T any](l []T) any {
 	return l
 }
 
-// portsOf are the ports of Services at the address of a block.
-func portsOf(b *v2.AddressBlock) []Port {
+// PortsOf are the ports of Services at the address of a block.
+func PortsOf(b *v2.AddressBlock) []Port {
 	if b.Floating == nil {
 		return nil
 	}

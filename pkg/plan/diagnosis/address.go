@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
@@ -31,6 +33,7 @@ func Address(a netip.Addr, f Facts) Diagnosis {
 			w.node(b.Labels[v2.LabelNode])
 			w.holder(a)
 		}
+		w.servicesAt()
 	}
 	d.Steps = w.steps
 	return d
@@ -81,10 +84,41 @@ func (w *walk) floatingBlock(b *v2.AddressBlock) {
 	switch f := b.Floating; {
 	case f == nil:
 		w.wrong(StepBlock, "", "AddressBlock %s has the label of a floating address, and isn't one", b.Name)
+	case loadbalancer.OfGateways(b):
+		w.right(StepBlock, "floating address %s of %s %s/%s is at gateways", b.Name, f.Owner.Kind, f.Owner.Namespace, f.Owner.Name)
 	case f.Holding.Holder == "":
 		w.unknown(StepBlock, "see the status of its owner", "floating address %s of %s %s/%s is at no node", b.Name, f.Owner.Kind, f.Owner.Namespace, f.Owner.Name)
 	default:
 		w.right(StepBlock, "floating address %s of %s %s/%s is at node %s", b.Name, f.Owner.Kind, f.Owner.Namespace, f.Owner.Name, f.Holding.Holder)
+	}
+}
+
+// ServicesAt are the Services that are reached by the address of a block, as namespace/name, each once.
+func ServicesAt(b *v2.AddressBlock) (all []string) {
+	if b == nil || b.Floating == nil || b.Floating.ReleasedAt != nil {
+		return nil
+	}
+	for _, p := range b.Floating.Ports {
+		if p.Service != "" && !slices.Contains(all, p.Service) {
+			all = append(all, p.Service)
+		}
+	}
+	return all
+}
+
+// servicesAt judges the Services that are reached by the address, each in a step.
+func (w *walk) servicesAt() {
+	for _, d := range w.Services {
+		see := "see coilctl why service " + strings.TrimPrefix(d.Subject, "Service ")
+		switch wrong := d.Wrong(); {
+		case len(wrong) > 0:
+			i := slices.IndexFunc(d.Steps, func(s Step) bool { return s.State == Wrong })
+			w.wrong(StepService, see, "%s is reached by it; its %s isn't right: %s", d.Subject, plan.Enumerate(wrong), d.Steps[i].Seen)
+		case slices.ContainsFunc(d.Steps, func(s Step) bool { return s.State == Unknown }):
+			w.unknown(StepService, see, "%s is reached by it; not all is known of it", d.Subject)
+		default:
+			w.right(StepService, "%s is reached by it, and nothing is wrong with it", d.Subject)
+		}
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package diagnosis says what is right and what is wrong with one pod, address or node: it walks from the objects of the API server to what its node has in the kernel, step
+// Package diagnosis says what is right and what is wrong with one pod, address, node or Service: it walks from the objects of the API server to what its node has in the kernel, step
 // by step, and says of each what is seen, and what to do.
 //
 // It owns which difference is a fault, whose fault it is, and which faults only follow from others. It must not know where objects and answers come from, nor how a walk is
@@ -51,6 +51,19 @@ const (
 	StepAddress   = "address"
 )
 
+// The names of steps about Services, beside those of pools, nodes and routes.
+const (
+	StepService   = "service"
+	StepLeader    = "leader"
+	StepOpenStack = "openstack"
+	StepClaim     = "claim"
+	StepStatus    = "status"
+	StepHolder    = "holder"
+	StepGateways  = "gateways"
+	StepEndpoints = "endpoints"
+	StepClients   = "clients"
+)
+
 // Step is one step of a walk.
 type Step struct {
 	Step  string `json:"step"`
@@ -96,6 +109,8 @@ type Facts struct {
 	// Answer is what coild says; nil if it doesn't answer, and Unanswered says why.
 	Answer     *inspection.Answer
 	Unanswered string
+	// Services are the walks about those that are reached by the address that is asked about.
+	Services []Diagnosis
 	// Unread has the kinds of objects that couldn't be read, such as "AddressPools", with the reasons.
 	Unread map[string]string
 	Now    time.Time
@@ -113,6 +128,11 @@ const (
 	KindPolicies        = "EgressPolicies"
 	KindClusterPolicies = "EgressClusterPolicies"
 	KindEvents          = "Events"
+	KindLeases          = "Leases"
+	KindClaims          = "AddressClaims"
+	KindGateways        = "LoadBalancerGateways"
+	KindSlices          = "EndpointSlices"
+	KindNodes           = "Nodes"
 )
 
 // walk collects steps.

@@ -79,6 +79,8 @@ type Answer struct {
 	Blocks []Block `json:"blocks"`
 	// Host is what pods of the node share.
 	Host []Comparison `json:"host"`
+	// Address is what the node has for the floating address that the question is about, if Services are reached by it.
+	Address []Comparison `json:"address,omitempty"`
 	// Way is how the node reaches the address that the question is about.
 	Way string `json:"way,omitempty"`
 	// Problems say what couldn't be found out, and why.

@@ -184,7 +184,7 @@ func (a *assigner) any(s *Service) Given {
 	if u := a.room(name, s, false); u != nil {
 		return a.give(u, s)
 	}
-	return a.give(a.make(Address{Claim: a.unused("lb-" + string(s.UID)), Pool: name}), s)
+	return a.give(a.make(Address{Claim: a.unused(claimFor(s.UID)), Pool: name}), s)
 }
 
 // room returns the first address of a pool with room for a Service, only of addresses that are known if that is asked; nil if there is none.
@@ -245,7 +245,7 @@ func (a *assigner) of(addrs []netip.Addr, pool string) (*use, Given) {
 		if slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !slices.Contains(whole.Addrs(), addr) }) {
 			return nil, refused(AddressPair, "In AddressPool %s the pair is %s: ask for one of the two", name, whole)
 		}
-		return a.make(Address{Asked: true, Claim: a.unused("lb-" + strings.NewReplacer(".", "-", ":", "-").Replace(addrs[0].String())), Pool: name, Address: whole}), Given{}
+		return a.make(Address{Asked: true, Claim: a.unused(claimOfAddress(addrs[0])), Pool: name, Address: whole}), Given{}
 	}
 	if pool != "" {
 		return nil, refused(AddressOutsidePool, "AddressPool %s hasn't %s: ask for one of its addresses, or for another pool", pool, addrs[0])

@@ -1,6 +1,7 @@
 package loadbalancer
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -121,6 +122,17 @@ func ingress(s *corev1.Service, want State) (all []corev1.LoadBalancerIngress) {
 		}
 	}
 	return all
+}
+
+// Told are the addresses that a Service should tell once it is served, those of Coil's that it tells, and those of others.
+func Told(s *corev1.Service, want State) (should, does, others []string) {
+	texts := func(entries []corev1.LoadBalancerIngress) (all []string) {
+		for _, e := range entries {
+			all = append(all, cmp.Or(e.IP, e.Hostname))
+		}
+		return all
+	}
+	return texts(ingress(s, want)), texts(own(s)), texts(foreign(s))
 }
 
 // FloatingIP is the floating IP that a Service remembers; none or one.
