@@ -104,7 +104,7 @@ func newTopology(t *testing.T, families ...dataplane.Family) *topology {
 	top.program = &rig.Program{
 		Path: "setpriv", Netns: top.router.Path, Log: dir + "/coil-egress.log",
 		Args: []string{"--bounding-set=-all,+net_admin", "--inh-caps=-all,+net_admin", "--",
-			os.Getenv(programEnv), "--kubeconfig=" + top.kubeconfig, "--drain-period=2s", "-v=2"},
+			os.Getenv(programEnv), "--kubeconfig=" + top.kubeconfig, "--drain-period=2s", "--debug-socket=", "-v=2"},
 		Env: []string{"COIL_POD_ADDRESSES=" + strings.Join(addrs, ","), "COIL_NODE_ADDRESSES=" + fabric4 + "," + fabric6, "COIL_POD_NAMESPACE=" + namespace, "COIL_POD_NAME=router-0",
 			"COIL_EGRESS_NAME=" + egressName},
 	}

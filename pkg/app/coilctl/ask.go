@@ -3,7 +3,6 @@ package coilctl
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/streaming/pkg/httpstream"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/inspection"
 )
 
@@ -22,38 +22,61 @@ const (
 	coildProgram   = "/coild"
 )
 
-// errNoAnswer: the program said nothing.
-var errNoAnswer = errors.New("coild printed no answer: it may be of a version that can't be asked")
+// routerProgram is the path of coil-egress in its container.
+const routerProgram = "/coil-egress"
 
 // ask asks the coild that is in a pod about one thing.
 func (t *tool) ask(ctx context.Context, coild *corev1.Pod, words ...string) (*inspection.Answer, error) {
-	out := &bounded{left: inspection.Limit}
-	if err := t.exec(ctx, coild, out, &bounded{left: complaintsLimit}, words...); err != nil {
+	text, err := t.answer(ctx, coild, coildContainer, inspection.Limit, debugOf(coildProgram, words))
+	if err != nil {
 		return nil, err
 	}
-	if out.Len() == 0 {
-		return nil, errNoAnswer
-	}
-	return inspection.Parse(out.Bytes())
+	return inspection.Parse(text)
 }
 
 // record asks the coild that is in a pod for all that its record has.
 func (t *tool) record(ctx context.Context, coild *corev1.Pod) (*inspection.Database, error) {
-	out := &bounded{left: inspection.DatabaseLimit}
-	if err := t.exec(ctx, coild, out, &bounded{left: complaintsLimit}, "record"); err != nil {
+	text, err := t.answer(ctx, coild, coildContainer, inspection.DatabaseLimit, debugOf(coildProgram, []string{"record"}))
+	if err != nil {
 		return nil, err
 	}
-	if out.Len() == 0 {
-		return nil, errNoAnswer
-	}
-	return inspection.ParseDatabase(out.Bytes())
+	return inspection.ParseDatabase(text)
 }
+
+// askRouter asks the router that is in a pod.
+func (t *tool) askRouter(ctx context.Context, router *corev1.Pod, words ...string) (*inspection.RouterAnswer, error) {
+	text, err := t.answer(ctx, router, v2.EgressContainerName, inspection.Limit, debugOf(routerProgram, words))
+	if err != nil {
+		return nil, err
+	}
+	return inspection.ParseRouter(text)
+}
+
+// debugOf is the command by which a program asks the one that serves in its pod. Images have no shell, and nothing listens for others than the pod.
+func debugOf(program string, words []string) []string { return append([]string{program, "debug"}, words...) }
 
 // complaintsLimit is the most bytes of what a program writes on the standard error.
 const complaintsLimit = 4 << 10
 
-// exec runs "coild debug" in a pod of coild. The image has no shell, and nothing of coild listens for others than its node.
-func (t *tool) exec(ctx context.Context, coild *corev1.Pod, out io.Writer, complaints *bounded, words ...string) error {
+// answer runs a program that prints an answer, of so many bytes at most, in a container.
+func (t *tool) answer(ctx context.Context, pod *corev1.Pod, container string, limit int, command []string) ([]byte, error) {
+	out := &bounded{left: limit}
+	if err := t.exec(ctx, pod, container, out, &bounded{left: complaintsLimit}, command); err != nil {
+		return nil, err
+	}
+	if out.Len() == 0 {
+		return nil, fmt.Errorf("%s in pod %s/%s printed no answer: it may be of a version that can't be asked", command[0], pod.Namespace, pod.Name)
+	}
+	return out.Bytes(), nil
+}
+
+// execCoild runs "coild debug" in a pod of coild.
+func (t *tool) execCoild(ctx context.Context, coild *corev1.Pod, out io.Writer, complaints *bounded, words ...string) error {
+	return t.exec(ctx, coild, coildContainer, out, complaints, debugOf(coildProgram, words))
+}
+
+// exec runs a program in a container.
+func (t *tool) exec(ctx context.Context, pod *corev1.Pod, container string, out io.Writer, complaints *bounded, command []string) error {
 	core, err := t.core()
 	if err != nil {
 		return err
@@ -62,10 +85,8 @@ func (t *tool) exec(ctx context.Context, coild *corev1.Pod, out io.Writer, compl
 	if err != nil {
 		return err
 	}
-	url := core.CoreV1().RESTClient().Post().Resource("pods").Namespace(coild.Namespace).Name(coild.Name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{
-			Container: coildContainer, Command: append([]string{coildProgram, "debug"}, words...), Stdout: true, Stderr: true,
-		}, scheme.ParameterCodec).URL()
+	url := core.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
 	sockets, err := remotecommand.NewWebSocketExecutor(cfg, "GET", url.String())
 	if err != nil {
 		return err
@@ -82,7 +103,7 @@ func (t *tool) exec(ctx context.Context, coild *corev1.Pod, out io.Writer, compl
 		return err
 	}
 	if err := exec.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: complaints}); err != nil {
-		return fmt.Errorf("exec in pod %s/%s: %w%s", coild.Namespace, coild.Name, err, lastLine(complaints.String()))
+		return fmt.Errorf("exec in pod %s/%s: %w%s", pod.Namespace, pod.Name, err, lastLine(complaints.String()))
 	}
 	return nil
 }

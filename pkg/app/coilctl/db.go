@@ -21,7 +21,7 @@ type dbOptions struct {
 	timeout time.Duration
 	file    string
 	force   bool
-	// ask asks the coild that is in a pod; see tool.exec.
+	// ask asks the coild that is in a pod; see tool.execCoild.
 	ask func(ctx context.Context, coild *corev1.Pod, out io.Writer, complaints *bounded, words ...string) error
 }
 
@@ -40,7 +40,7 @@ func (t *tool) db() *cobra.Command {
 }
 
 func (t *tool) dbDump() *cobra.Command {
-	o := &dbOptions{tool: t, ask: t.exec}
+	o := &dbOptions{tool: t, ask: t.execCoild}
 	c := &cobra.Command{
 		Use: "dump NODE", Short: "Get a copy of a node's record of addresses", Args: cobra.ExactArgs(1),
 		Long: "Get a copy of a node's record of addresses as a SQLite file, which coild makes while it goes on giving addresses: all of it as it is at one moment. " +

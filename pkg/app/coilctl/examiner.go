@@ -29,6 +29,8 @@ type Examiner struct {
 	Ask func(ctx context.Context, coild *corev1.Pod, words ...string) (*inspection.Answer, error)
 	// Record asks the coild that is in a pod for its whole record.
 	Record func(ctx context.Context, coild *corev1.Pod) (*inspection.Database, error)
+	// AskRouter asks the router that is in a pod; nil asks none.
+	AskRouter func(ctx context.Context, router *corev1.Pod, words ...string) (*inspection.RouterAnswer, error)
 	// Now is the time; nil is time.Now.
 	Now func() time.Time
 }
@@ -54,6 +56,7 @@ func (e Examiner) Pod(ctx context.Context, namespace, name string) (diagnosis.Di
 	r.do(diagnosis.KindEvents, func() (err error) { f.Events, err = e.events(ctx, pod); return err })
 	r.wait()
 	r.blockOfPod(ctx, pod)
+	r.routers(ctx, diagnosis.EgressesOf(f), "pod", namespace+"/"+name)
 	return diagnosis.Pod(f), nil
 }
 

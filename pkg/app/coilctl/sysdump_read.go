@@ -282,7 +282,7 @@ func (o *sysdumpOptions) ofNode(node string, all []*corev1.Pod) []entry {
 			if coild == nil {
 				return errors.New("no pod of coild runs on the node")
 			}
-			return o.exec(ctx, coild, w, &bounded{left: complaintsLimit}, word)
+			return o.execCoild(ctx, coild, w, &bounded{left: complaintsLimit}, word)
 		}
 	}
 	return []entry{

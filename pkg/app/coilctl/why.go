@@ -25,7 +25,7 @@ var errWrong = errors.New("something is wrong")
 
 // rightsOfWhy are named by the help of all commands below why.
 const rightsOfWhy = "It asks the coild of the node by running \"coild debug\" in its pod, which needs the rights to get and create pods/exec in coild's namespace: who has these can do " +
-	"anything on the nodes. Without them the walk says what the objects tell, and what isn't known. The exit code is 1 if a step is wrong."
+	"anything on the nodes. Likewise it asks the routers of Egresses that a pod uses, in their namespaces. Without them the walk says what the objects tell, and what isn't known. The exit code is 1 if a step is wrong."
 
 // why returns the command that says what is wrong with one thing.
 func (t *tool) why() *cobra.Command {
@@ -134,7 +134,7 @@ func (o *whyOptions) run(ctx context.Context, walk func(context.Context, Examine
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	d, err := walk(ctx, Examiner{Core: core, Coil: client, Ask: o.ask})
+	d, err := walk(ctx, Examiner{Core: core, Coil: client, Ask: o.ask, AskRouter: o.askRouter})
 	if err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/debug"
 	"github.com/coil-net/coil/pkg/node/floating"
@@ -153,6 +154,9 @@ func (d *daemon) lookAtNode() inspection.Node {
 		if err := d.noTunnels(); err != nil {
 			n.NoTunnels = err.Error()
 		}
+	}
+	if count, limit, err := conntrack.SizeIn(nil); err == nil {
+		n.Conntrack = &inspection.Conntrack{Count: count, Limit: limit}
 	}
 	return n
 }

@@ -33,6 +33,9 @@ const programName = "coil-egress"
 
 // Main runs coil-egress and returns its exit code.
 func Main(args []string) int {
+	if len(args) > 0 && args[0] == debugCommand {
+		return debugMain(args[1:])
+	}
 	var o Options
 	return program.Main(programName, args, &o, func(ctx context.Context) error {
 		health := observe.NewHealth(natgateway.Clients, natgateway.Environment)
@@ -85,13 +88,10 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 		return kube.EndpointSliceInformer(clients.Discovery, o.Namespace, labels.Set{label: o.Egress}.String())
 	}
 	naming, chosen := listed(v2.LabelEgress), listed(v2.LabelPolicyEgress)
+	tunnels, routes := tunnel.New(handle), route.New(handle, dataplane.ProtocolNode, dataplane.TableWide)
+	rules := rule.New(handle, dataplane.ProtocolNode, dataplane.RouterPriorities...)
 	router, err := natgateway.New(config, natgateway.Kernel{
-		Network: natgateway.PodNetwork{Handle: handle},
-		Tunnels: tunnel.New(handle),
-		Routes:  route.New(handle, dataplane.ProtocolNode, dataplane.TableWide),
-		Rules:   rule.New(handle, dataplane.ProtocolNode, dataplane.RouterPriorities...),
-		Filter:  filter,
-		Flows:   connections,
+		Network: natgateway.PodNetwork{Handle: handle}, Tunnels: tunnels, Routes: routes, Rules: rules, Filter: filter, Flows: connections,
 	}, egresses, []cache.SharedIndexInformer{naming, chosen}, registry, health.Set)
 	if err != nil {
 		return err
@@ -113,5 +113,9 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	})
 	group.Go(func() error { return errors.Join(router.Watch(ctx, changes), changes.Close()) })
 	group.Go(func() error { return router.Run(ctx) })
+	readers := natgateway.Readers{Tunnels: tunnels, Routes: routes, Rules: rules, Filter: filter, Way: ways(handle)}
+	group.Go(func() error {
+		return serveDebug(ctx, o.DebugSocket, &natgateway.Debug{Gateway: router, Readers: readers, Version: program.Version(), NotReady: health.Ready})
+	})
 	return group.Wait()
 }

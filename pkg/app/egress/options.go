@@ -39,6 +39,8 @@ type Options struct {
 	ResyncInterval time.Duration
 	// MetricsFrom are ranges beside the cluster from which the addresses of Observe answer.
 	MetricsFrom []string
+	// DebugSocket is the unix socket at which people ask; empty for none.
+	DebugSocket string
 	Observe     observe.Options
 }
 
@@ -55,6 +57,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.DrainPeriod, "drain-period", 20*time.Second, "for how long to go on after SIGTERM, so that clients change to another router")
 	fs.DurationVar(&o.ResyncInterval, "resync-interval", time.Minute, "longest time between two comparisons with the kernel")
 	fs.StringSliceVar(&o.MetricsFrom, "metrics-from", nil, "ranges beside the cluster and private addresses from which metrics and health are answered")
+	fs.StringVar(&o.DebugSocket, "debug-socket", defaultSocket, "unix socket at which \"coil-egress debug\" asks; empty: nobody can")
 	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":8080", "address of /metrics")
 	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":8081", "address of /healthz and /readyz")
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 )
@@ -25,9 +26,12 @@ const (
 
 // Size returns how many flows of the namespace are tracked, and how many may be. A kernel
 // that tracks none has room for none.
-func (t *Table) Size() (count, limit int, err error) {
+func (t *Table) Size() (count, limit int, err error) { return SizeIn(t.ns) }
+
+// SizeIn is Size of a network namespace; nil is that of the process.
+func SizeIn(ns *netns.NS) (count, limit int, err error) {
 	for key, value := range map[string]*int{"count": &count, "max": &limit} {
-		text, err := sysctl.Get(t.ns, "net/netfilter/nf_conntrack_"+key)
+		text, err := sysctl.Get(ns, "net/netfilter/nf_conntrack_"+key)
 		if errors.Is(err, sysctl.ErrNotExist) {
 			return 0, 0, nil
 		}

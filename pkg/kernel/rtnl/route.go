@@ -113,6 +113,31 @@ func (h *Handle) RouteTo(ctx context.Context, to netip.Addr, link int) (Route, e
 		address(unix.RTA_DST, to), numberIf(unix.RTA_OIF, uint32(link))))
 }
 
+// Packet is one of which it is asked how it goes.
+type Packet struct {
+	To netip.Addr
+	// From is its source; the zero Addr for one that this host chooses.
+	From netip.Addr
+	// In is the index of the link by which it came; 0 if it is this host's own.
+	In int
+	// Mark is its mark (SO_MARK).
+	Mark uint32
+}
+
+// RouteOf returns the route that a packet takes: the entry of the table, with its table. ErrNotExist if there is no route.
+func (h *Handle) RouteOf(ctx context.Context, p Packet) (Route, error) {
+	header := routeHeader(netip.PrefixFrom(p.To, p.To.BitLen()), 0, 0)
+	header.Flags = unix.RTM_F_FIB_MATCH
+	if p.To.Is4() {
+		header.Flags |= unix.RTM_F_LOOKUP_TABLE // as in RouteTo
+	}
+	if p.From.IsValid() {
+		header.Src_len = uint8(p.From.BitLen())
+	}
+	return h.lookUp(ctx, newRequest(unix.RTM_GETROUTE, 0, text("route get fibmatch %s from %s iif %d mark %#x", p.To, p.From, p.In, p.Mark), header,
+		address(unix.RTA_DST, p.To), address(unix.RTA_SRC, p.From), numberIf(unix.RTA_IIF, uint32(p.In)), numberIf(unix.RTA_MARK, p.Mark)))
+}
+
 // lookUp asks for one route.
 func (h *Handle) lookUp(ctx context.Context, req Request) (r Route, err error) {
 	err = h.Get(ctx, req, func(body []byte) (err error) {

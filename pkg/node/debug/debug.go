@@ -63,31 +63,11 @@ func (s *Server) Serve(ctx context.Context, socket string) error {
 
 // handler has a path for each question; see Path.
 func (s *Server) handler() http.Handler {
-	turns := make(chan struct{}, atOnce)
-	mux := http.NewServeMux()
-	answer := func(pattern string, find func(r *http.Request) (question, error)) {
-		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
-			select {
-			case turns <- struct{}{}:
-				defer func() { <-turns }()
-			default:
-				http.Error(w, fmt.Sprintf("%d questions are being answered: ask again", atOnce), http.StatusServiceUnavailable)
-				return
-			}
+	all := observe.NewQuestions(atOnce, Within)
+	answer := func(path string, find func(r *http.Request) (question, error)) {
+		all.Answer(path, func(r *http.Request) (func(context.Context) ([]byte, error), error) {
 			q, err := find(r)
-			if err != nil {
-				http.Error(w, err.Error(), http.StatusBadRequest)
-				return
-			}
-			ctx, cancel := context.WithTimeout(r.Context(), Within)
-			defer cancel()
-			text, err := s.answer(ctx, q).Write(inspection.Limit)
-			if err != nil {
-				http.Error(w, err.Error(), http.StatusInternalServerError)
-				return
-			}
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write(text) // to somebody who may have gone
+			return func(ctx context.Context) ([]byte, error) { return s.answer(ctx, q).Write(inspection.Limit) }, err
 		})
 	}
 	answer("/node", func(*http.Request) (question, error) { return aboutNode(), nil })
@@ -95,6 +75,8 @@ func (s *Server) handler() http.Handler {
 		return aboutPod(r.PathValue("namespace"), r.PathValue("name")), nil
 	})
 	answer("/address/{address}", func(r *http.Request) (question, error) { return aboutAddress(r.PathValue("address")) })
+	mux := http.NewServeMux()
+	mux.Handle("/", all)
 	s.handleRecord(mux)
 	return mux
 }

@@ -47,7 +47,9 @@ const (
 	StepPolicies  = "policies"
 	StepRouter    = "router"
 	StepTunnels   = "tunnels"
+	StepPeers     = "peers"
 	StepFloating  = "floating"
+	StepConntrack = "conntrack"
 	StepAddress   = "address"
 )
 
@@ -109,6 +111,8 @@ type Facts struct {
 	// Answer is what coild says; nil if it doesn't answer, and Unanswered says why.
 	Answer     *inspection.Answer
 	Unanswered string
+	// Routers are those of the Egresses that the pod uses; none if nobody asked them.
+	Routers []AskedRouter
 	// Services are the walks about those that are reached by the address that is asked about.
 	Services []Diagnosis
 	// Unread has the kinds of objects that couldn't be read, such as "AddressPools", with the reasons.
@@ -128,6 +132,7 @@ const (
 	KindPolicies        = "EgressPolicies"
 	KindClusterPolicies = "EgressClusterPolicies"
 	KindEvents          = "Events"
+	KindRouters         = "pods of routers"
 	KindLeases          = "Leases"
 	KindClaims          = "AddressClaims"
 	KindGateways        = "LoadBalancerGateways"

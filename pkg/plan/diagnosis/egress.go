@@ -50,6 +50,7 @@ func (w *podWalk) egress() {
 	}
 	w.router(uses)
 	w.tunnels(uses)
+	w.peers()
 	if floating := of(w.objects(), inspection.Floating); len(floating) > 0 {
 		w.compare(StepFloating, "floating addresses lead to the pod: "+strings.Join(w.at.Floating, ", "), repaired(w.Answer.Node.Name, "another program deletes routes"), floating)
 	}

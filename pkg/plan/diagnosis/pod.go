@@ -54,6 +54,7 @@ func Pod(f PodFacts) Diagnosis {
 		}
 		w.kernel()
 		w.egress()
+		w.conntrack()
 		w.address()
 	}
 	d.Steps = w.steps

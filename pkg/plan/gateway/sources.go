@@ -217,3 +217,30 @@ func shared(uses []use, some []int, f dataplane.Family) []share {
 	}
 	return all
 }
+
+// Allows says whether clients may reach a destination.
+func (g State) Allows(to netip.Addr) bool {
+	return slices.ContainsFunc(g.Destinations, func(p netip.Prefix) bool { return p.Contains(to) })
+}
+
+// SourceOf returns the address by which a client's connections to a destination leave the router; not valid if none is opened.
+func (g State) SourceOf(client, to netip.Addr) netip.Addr {
+	if g.Floating == nil {
+		i := slices.IndexFunc(g.Addresses, func(a netip.Addr) bool { return dataplane.FamilyOf(a) == dataplane.FamilyOf(to) })
+		if i < 0 {
+			return netip.Addr{}
+		}
+		return g.Addresses[i]
+	}
+	var rest netip.Addr
+	for _, s := range g.Floating.Sources {
+		switch {
+		case s.Client != client:
+		case !s.Destinations.IsValid():
+			rest = s.Address
+		case s.Destinations.Contains(to):
+			return s.Address
+		}
+	}
+	return rest
+}

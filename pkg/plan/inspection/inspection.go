@@ -102,6 +102,8 @@ type Node struct {
 	Egress bool `json:"egress"`
 	// NoTunnels says why the kernel can't make tunnels for Egresses; empty if it can.
 	NoTunnels string `json:"noTunnels,omitempty"`
+	// Conntrack is how many connections the node tracks; nil if that isn't known.
+	Conntrack *Conntrack `json:"conntrack,omitempty"`
 }
 
 // Attachment is a pod's attachment to the network.

@@ -96,3 +96,30 @@ func TestWrong(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
+
+// An answer of a router is cut as one of coild is.
+func TestWriteRouter(t *testing.T) {
+	a := RouterAnswer{Question: "router"}
+	for range 500 {
+		a.Clients = append(a.Clients, RouterClient{Address: "10.0.0.1", Pods: []string{"shop/cart-0"}})
+		a.Router.Destinations = append(a.Router.Destinations, "203.0.113.0/24")
+		a.Router.Over = append(a.Router.Over, "10.0.0.1")
+		a.Problems = append(a.Problems, "x")
+	}
+	for limit, truncated := range map[int]bool{Limit: false, 30_000: true, 3_000: true, 1_000: true} {
+		text, err := a.Write(limit)
+		if err != nil || len(text) > limit {
+			t.Fatalf("%d: %d bytes, %v", limit, len(text), err)
+		}
+		got, err := ParseRouter(text)
+		if err != nil || (got.Truncated != "") != truncated || got.Question != "router" || !truncated && len(got.Clients) != 500 {
+			t.Errorf("%d: %v, %q with %d clients", limit, err, got.Truncated, len(got.Clients))
+		}
+	}
+	if _, err := a.Write(100); err == nil {
+		t.Error("100 bytes are too few for the router")
+	}
+	if _, err := ParseRouter([]byte("no JSON")); err == nil {
+		t.Error("what isn't an answer was understood")
+	}
+}

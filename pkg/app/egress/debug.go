@@ -1,0 +1,101 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/natgateway"
+	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/plan/inspection"
+)
+
+// debugCommand is the first argument that asks a running coil-egress.
+const debugCommand = "debug"
+
+// defaultSocket is in a file system that each container has for itself, and that can be written to also if its root can't.
+const defaultSocket = "/dev/coil-egress-debug.sock"
+
+// debugOptions are the flags of "coil-egress debug".
+type debugOptions struct {
+	Socket  string
+	Timeout time.Duration
+	path    string
+}
+
+// debugMain runs "coil-egress debug" with the arguments after that, and returns the exit code: words, then flags.
+func debugMain(args []string) int {
+	words := 0
+	for words < len(args) && args[words] != "" && args[words][0] != '-' {
+		words++
+	}
+	o := &debugOptions{}
+	var err error
+	if o.path, err = natgateway.DebugPath(args[:words]); err != nil && len(args) == words {
+		fmt.Fprintf(os.Stderr, "%s %s: %v\n", programName, debugCommand, err)
+		return 2
+	}
+	return program.Main(programName+" "+debugCommand, args[words:], o, o.run)
+}
+
+// AddFlags implements program.Options.
+func (o *debugOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Socket, "debug-socket", defaultSocket, "unix socket at which coil-egress is asked")
+	fs.DurationVar(&o.Timeout, "timeout", 3*time.Second, "the longest time to wait for the answer")
+}
+
+// Validate implements program.Options.
+func (o *debugOptions) Validate() error {
+	errs := []error{program.Absolute("--debug-socket", o.Socket), program.Positive("--timeout", o.Timeout)}
+	if o.path == "" {
+		_, err := natgateway.DebugPath(nil)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// run prints the answer.
+func (o *debugOptions) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	if _, err := observe.AskSocket(ctx, o.Socket, o.path, inspection.Limit, os.Stdout); err != nil {
+		return fmt.Errorf("ask coil-egress: %w", err)
+	}
+	return nil
+}
+
+// serveDebug answers what people ask until ctx ends. Clients are served without it, too.
+func serveDebug(ctx context.Context, socket string, d *natgateway.Debug) error {
+	if socket == "" {
+		return nil
+	}
+	if err := d.Serve(ctx, socket); err != nil {
+		klog.FromContext(ctx).Error(err, "Nobody can ask what is wrong")
+	}
+	return nil
+}
+
+// ways tells the routes that packets take, with the names of their links.
+func ways(h *rtnl.Handle) func(context.Context, rtnl.Packet) (string, error) {
+	return func(ctx context.Context, p rtnl.Packet) (string, error) {
+		r, err := h.RouteOf(ctx, p)
+		if errors.Is(err, rtnl.ErrNotExist) {
+			return "no route", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		text := r.String()
+		if l, err := h.LinkByIndex(ctx, r.Link); err == nil {
+			text += " (" + l.Name + ")"
+		}
+		return text, nil
+	}
+}
