@@ -122,19 +122,25 @@ func (o *whyOptions) nameOf(kind, text string) (namespace, name string, err erro
 	return namespace, name, err
 }
 
-// run walks, and prints what was found.
-func (o *whyOptions) run(ctx context.Context, walk func(context.Context, Examiner) (diagnosis.Diagnosis, error)) error {
+// examiner reads with the operator's rights.
+func (o *whyOptions) examiner() (Examiner, error) {
 	core, err := o.core()
 	if err != nil {
-		return err
+		return Examiner{}, err
 	}
 	client, err := o.coil()
+	return Examiner{Core: core, Coil: client, Ask: o.ask, AskRouter: o.askRouter}, err
+}
+
+// run walks, and prints what was found.
+func (o *whyOptions) run(ctx context.Context, walk func(context.Context, Examiner) (diagnosis.Diagnosis, error)) error {
+	e, err := o.examiner()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	d, err := walk(ctx, Examiner{Core: core, Coil: client, Ask: o.ask, AskRouter: o.askRouter})
+	d, err := walk(ctx, e)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -107,7 +108,7 @@ func (d *daemon) serveDebug(ctx context.Context) error {
 // debugServer answers what people ask.
 func (d *daemon) debugServer() *debug.Server {
 	return &debug.Server{
-		Node: d.lookAtNode, Record: d.store, Gone: func(a store.Allocation) bool { return a.Path != "" && !d.lives(a) }, Way: d.way,
+		Node: d.lookAtNode, Record: d.store, Gone: func(a store.Allocation) bool { return a.Path != "" && !d.lives(a) }, Way: d.way, Follow: d.follow,
 		Look: func(ctx context.Context, alloc store.Allocation, into *inspection.Attachment) {
 			for _, p := range d.parts {
 				if p.look != nil {
@@ -176,6 +177,28 @@ func (d *daemon) way(ctx context.Context, a netip.Addr) (string, error) {
 		text += " (" + l.Name + ")"
 	}
 	return text, nil
+}
+
+// follow is how packets of a pod go to an address: in the pod and, from its link, on the host.
+func (d *daemon) follow(ctx context.Context, alloc store.Allocation, to netip.Addr) ([]inspection.Hop, error) {
+	hops, err := clientnet.Way(ctx, alloc.Netns, alloc.Address.Addrs(), to)
+	for i := range hops {
+		hops[i].InPod = true
+	}
+	if err != nil || len(hops) == 0 || hops[len(hops)-1].Dropped != "" || alloc.HostIfIndex == 0 {
+		return hops, err
+	}
+	last := hops[len(hops)-1]
+	p := rtnl.Packet{In: alloc.HostIfIndex}
+	if p.To, err = netip.ParseAddr(last.To); err != nil {
+		return hops, err
+	}
+	if p.From, err = netip.ParseAddr(last.From); err != nil {
+		return hops, err
+	}
+	hop, err := clientnet.HopOf(ctx, d.network.Handle(), p)
+	hop.InTunnel = last.InTunnel
+	return append(hops, hop), err
 }
 
 // look compares what was made for a pod with what there is.

@@ -50,6 +50,8 @@ type Server struct {
 	LookAtHost func(ctx context.Context) []inspection.Comparison
 	// LookAtAddress compares what the node has for a floating address of Services that is to be on nodes; nothing for others.
 	LookAtAddress func(ctx context.Context, a netip.Addr) []inspection.Comparison
+	// Follow is how packets of a pod go to an address.
+	Follow func(ctx context.Context, alloc store.Allocation, to netip.Addr) ([]inspection.Hop, error)
 	// Way is how the node reaches an address.
 	Way func(ctx context.Context, a netip.Addr) (string, error)
 	// Copy returns a copy of the file of the record, with its size; see sqlite.Store.Copy.
@@ -74,6 +76,13 @@ func (s *Server) handler() http.Handler {
 	answer("/pod/{namespace}/{name}", func(r *http.Request) (question, error) {
 		return aboutPod(r.PathValue("namespace"), r.PathValue("name")), nil
 	})
+	answer("/way/{namespace}/{name}/{to}", func(r *http.Request) (question, error) {
+		q := aboutPod(r.PathValue("namespace"), r.PathValue("name"))
+		var err error
+		q.to, err = netip.ParseAddr(r.PathValue("to"))
+		q.text = fmt.Sprintf("way %s/%s %s", r.PathValue("namespace"), r.PathValue("name"), q.to)
+		return q, err
+	})
 	answer("/address/{address}", func(r *http.Request) (question, error) { return aboutAddress(r.PathValue("address")) })
 	mux := http.NewServeMux()
 	mux.Handle("/", all)
@@ -81,21 +90,30 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// Path is the path of a question that words ask: "node", "pod NAMESPACE/NAME", "address ADDRESS", "record" or "db".
+// Path is the path of a question that words ask: "node", "pod NAMESPACE/NAME", "address ADDRESS", "way NAMESPACE/NAME ADDRESS", "record" or "db".
 func Path(words []string) (string, error) {
 	switch {
 	case len(words) == 1 && slices.Contains([]string{"/node", PathRecord, PathDB}, "/"+words[0]):
 		return "/" + words[0], nil
 	case len(words) == 2 && words[0] == "pod":
-		if namespace, name, ok := strings.Cut(words[1], "/"); ok && namespace != "" && name != "" && !strings.ContainsAny(name, "/?#%") && !strings.ContainsAny(namespace, "?#%") {
-			return "/pod/" + namespace + "/" + name, nil
-		}
-		return "", fmt.Errorf("%q isn't NAMESPACE/NAME of a pod", words[1])
+		return podPath("/pod/", words[1])
+	case len(words) == 3 && words[0] == "way":
+		path, err := podPath("/way/", words[1])
+		a, e := netip.ParseAddr(words[2])
+		return path + "/" + a.WithZone("").String(), errors.Join(err, e)
 	case len(words) == 2 && words[0] == "address":
 		a, err := netip.ParseAddr(words[1])
 		return "/address/" + a.WithZone("").String(), err
 	}
-	return "", errors.New("ask for pod NAMESPACE/NAME, for address ADDRESS, for node, for record or for db")
+	return "", errors.New("ask for pod NAMESPACE/NAME, for address ADDRESS, for way NAMESPACE/NAME ADDRESS, for node, for record or for db")
+}
+
+// podPath is a path with the name of a pod.
+func podPath(before, text string) (string, error) {
+	if namespace, name, ok := strings.Cut(text, "/"); ok && namespace != "" && name != "" && !strings.ContainsAny(name, "/?#%") && !strings.ContainsAny(namespace, "?#%") {
+		return before + namespace + "/" + name, nil
+	}
+	return "", fmt.Errorf("%q isn't NAMESPACE/NAME of a pod", text)
 }
 
 // question says what an answer is about.
@@ -107,6 +125,8 @@ type question struct {
 	// brief leaves out what is as it should be.
 	brief   bool
 	address netip.Addr
+	// to is where packets of the pod are to go; not valid if nobody asks.
+	to netip.Addr
 }
 
 func aboutNode() question {
@@ -162,6 +182,10 @@ func (s *Server) answer(ctx context.Context, q question) inspection.Answer {
 		a.Way, err = s.Way(ctx, q.address)
 		problem("look up the way to "+q.address.String(), err)
 		a.Address = s.LookAtAddress(ctx, q.address)
+	}
+	if i := slices.IndexFunc(found, func(a store.Allocation) bool { return !s.Gone(a) }); q.to.IsValid() && i >= 0 {
+		a.Hops, err = s.Follow(ctx, found[i], q.to)
+		problem("follow packets to "+q.to.String(), err)
 	}
 	for i, alloc := range found {
 		if ctx.Err() != nil {

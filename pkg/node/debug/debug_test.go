@@ -67,6 +67,12 @@ func newServer(r record) *Server {
 			return []inspection.Comparison{{Topic: inspection.Floating, Object: "route to " + a.String()}}
 		},
 		Way: func(_ context.Context, a netip.Addr) (string, error) { return "by " + a.String(), nil },
+		Follow: func(_ context.Context, alloc store.Allocation, to netip.Addr) ([]inspection.Hop, error) {
+			if alloc.ContainerID == "c3" {
+				return nil, errors.New("no netlink")
+			}
+			return []inspection.Hop{{InPod: true, To: to.String()}}, nil
+		},
 	}
 }
 
@@ -169,6 +175,7 @@ func TestPath(t *testing.T) {
 	for words, want := range map[string]string{
 		"node": "/node", "pod shop/a": "/pod/shop/a", "address 10.0.0.1": "/address/10.0.0.1", "address fe80::1%eth0": "/address/fe80::1",
 		"record": "/record", "db": "/db", "db x": "", "record/x": "", "/db": "",
+		"way shop/a 203.0.113.5": "/way/shop/a/203.0.113.5", "way shop/a": "", "way shop/a x": "", "way a 203.0.113.5": "",
 		"": "", "pod": "", "pod a": "", "pod /a": "", "pod shop/": "", "pod shop/a/b": "", "pod shop/a?x": "", "address x": "", "node x": "", "secrets": "",
 	} {
 		got, err := Path(strings.Fields(words))
@@ -235,4 +242,23 @@ func TestAtOnce(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", d)
 		}
 	})
+}
+
+// The way of a pod's packets is asked of a pod whose network is there.
+func TestFollow(t *testing.T) {
+	s := func(container, name string) *Server {
+		return newServer(record{all: []store.Allocation{alloc(container, name, "10.0.0.1")}})
+	}
+	if a := mustAsk(t, s("c1", "here"), "/way/shop/here/203.0.113.5"); len(a.Hops) != 1 || a.Hops[0].To != "203.0.113.5" || a.Question != "way shop/here 203.0.113.5" || len(a.Attachments) != 1 {
+		t.Errorf("%+v", a)
+	}
+	if a := mustAsk(t, s("c2", "gone"), "/way/shop/gone/203.0.113.5"); len(a.Hops) > 0 || len(a.Problems) > 0 {
+		t.Errorf("of a network that is gone: %+v", a)
+	}
+	if a := mustAsk(t, s("c3", "broken"), "/way/shop/broken/203.0.113.5"); len(a.Hops) > 0 || len(a.Problems) != 1 {
+		t.Errorf("of a kernel that refuses: %+v", a)
+	}
+	if code, _ := ask(t, s("c1", "here"), "/way/shop/here/x"); code != http.StatusBadRequest {
+		t.Errorf("a destination that isn't an address: %d", code)
+	}
 }

@@ -81,6 +81,8 @@ type Answer struct {
 	Host []Comparison `json:"host"`
 	// Address is what the node has for the floating address that the question is about, if Services are reached by it.
 	Address []Comparison `json:"address,omitempty"`
+	// Hops are how packets of the pod go to the address that the question is about: in the pod, and then on the node.
+	Hops []Hop `json:"hops,omitempty"`
 	// Way is how the node reaches the address that the question is about.
 	Way string `json:"way,omitempty"`
 	// Problems say what couldn't be found out, and why.
@@ -156,6 +158,27 @@ type UsedEgress struct {
 	Destinations int    `json:"destinations"`
 	// Former says that the pod doesn't ask for it any more, and its destinations stay closed.
 	Former bool `json:"former,omitempty"`
+}
+
+// Hop is how a packet goes on in one network namespace, as the kernel says.
+type Hop struct {
+	// InPod says that it is the pod's namespace, and InTunnel that the packet is the outer one of a tunnel.
+	InPod    bool `json:"inPod,omitempty"`
+	InTunnel bool `json:"inTunnel,omitempty"`
+	// From and To are the packet's addresses.
+	From string `json:"from,omitempty"`
+	To   string `json:"to"`
+	// Rule leads to the table with the Route.
+	Rule  string `json:"rule,omitempty"`
+	Table int    `json:"table,omitempty"`
+	Route string `json:"route,omitempty"`
+	// Links are those by which the packet may leave, and Gateway is the next hop there.
+	Links   []string `json:"links,omitempty"`
+	Gateway string   `json:"gateway,omitempty"`
+	// Tunnels are the other ends of the tunnels that the links are.
+	Tunnels []string `json:"tunnels,omitempty"`
+	// Dropped says why the packet gets lost here; empty if it doesn't.
+	Dropped string `json:"dropped,omitempty"`
 }
 
 // Block is a block of the record.
