@@ -1,7 +1,7 @@
-// Package loadbalancer says which addresses Services of the type LoadBalancer get, and which of them share one.
+// Package loadbalancer says which addresses Services of the type LoadBalancer get, which of them share one, and whether a place answers for it.
 //
-// It owns the order in which Services are served, and the rules of sharing. It must not know who makes addresses, which place answers for them, nor
-// how packets reach the endpoints of a Service.
+// It owns the order in which Services are served, the rules of sharing, and what Services say of their addresses. It must not know who makes addresses, how objects are read,
+// nor how packets reach the endpoints of a Service.
 package loadbalancer
 
 import (
