@@ -58,3 +58,21 @@ func (n *Node) HoldRepairs(held bool) error {
 	}
 	return os.Remove(n.HeldFile())
 }
+
+// Debug asks the router by "coil-egress debug", as people do.
+func (r *Router) Debug(ctx context.Context, words ...string) (*inspection.RouterAnswer, error) {
+	cmd := exec.CommandContext(ctx, r.Program.Path, append(append([]string{"debug"}, words...), "--debug-socket="+r.DebugSocket())...)
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return nil, fmt.Errorf("coil-egress debug: %w: %s", err, exit.Stderr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return inspection.ParseRouter(out)
+}
+
+// DebugSocket is the unix socket at which the router is asked.
+func (r *Router) DebugSocket() string {
+	return r.egress.rig.path(r.Namespace + "-" + r.Name + "-debug.sock")
+}

@@ -175,7 +175,7 @@ func (e *Egress) AddRouter(ctx context.Context, n *Node) (*Router, error) {
 		node = append(node, u.own.Addr().String())
 	}
 	r.Program = &Program{
-		Path: e.program, Netns: s.Path, Log: e.rig.path(name + ".log"), Args: append([]string{"--kubeconfig=" + kubeconfig, "--debug-socket=" + e.rig.path(name+"-debug.sock"), "-v=2"}, e.Flags...),
+		Path: e.program, Netns: s.Path, Log: e.rig.path(name + ".log"), Args: append([]string{"--kubeconfig=" + kubeconfig, "--debug-socket=" + r.DebugSocket(), "-v=2"}, e.Flags...),
 		Env: []string{"COIL_POD_ADDRESSES=" + strings.Join(addrs, ","), "COIL_NODE_ADDRESSES=" + strings.Join(node, ","), "COIL_POD_NAMESPACE=" + e.Namespace,
 			"COIL_POD_NAME=" + name, "COIL_EGRESS_NAME=" + e.Name},
 	}

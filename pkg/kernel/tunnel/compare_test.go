@@ -3,6 +3,7 @@ package tunnel
 import (
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -93,6 +94,23 @@ func TestCheck(t *testing.T) {
 		wanted, err := check(dataplane.IPv4, []dataplane.Tunnel{good, bad, spec("fd00::1", "fd00::2")})
 		if err == nil || len(wanted) != 1 || wanted[0] != good {
 			t.Errorf("%s: %v, %v", name, wanted, err)
+		}
+	}
+}
+
+// A tunnel that isn't as it should be has a problem in words.
+func TestProblem(t *testing.T) {
+	want := spec("10.0.0.1", "10.0.0.2")
+	name := dataplane.TunnelName(want.Remote, 0)
+	other, down := found(name, 7, want), found(name, 7, want)
+	other.Spec.MTU, down.Up = 1400, false
+	for says, have := range map[string][]rtnl.Tunnel{"": {found(name, 7, want)}, "is missing": nil, "is changed": {other}, "is down": {down}} {
+		steps, errs := compare(dataplane.IPv4, []dataplane.Tunnel{want}, have)
+		if len(steps) != 1 || len(errs) > 0 {
+			t.Fatalf("%q: %+v, %v", says, steps, errs)
+		}
+		if err := steps[0].problem(have); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want %q", err, says)
 		}
 	}
 }
