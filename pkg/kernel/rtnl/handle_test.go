@@ -157,6 +157,43 @@ func TestEach(t *testing.T) {
 	}
 }
 
+// A packet's way depends on its mark, its source and the link by which it came.
+func TestRouteOf(t *testing.T) {
+	h, ns := newHandle(t)
+	for _, l := range []string{"in0", "out0"} {
+		ns.IP(t, "link", "add", l, "type", "bridge")
+		ns.IP(t, "link", "set", l, "up")
+		testkit.Must(ns.Run("sysctl", "-w", "net.ipv4.conf."+l+".rp_filter=0", "net.ipv4.conf."+l+".forwarding=1", "net.ipv6.conf."+l+".forwarding=1"))(t)
+	}
+	testkit.Must(ns.Run("sysctl", "-w", "net.ipv4.conf.all.rp_filter=0", "net.ipv6.conf.all.forwarding=1"))(t)
+	ns.IP(t, "address", "add", "192.0.2.1/24", "dev", "out0")
+	ns.IP(t, "address", "add", "2001:db8::1/64", "dev", "out0", "nodad")
+	for _, family := range []string{"-4", "-6"} {
+		ns.IP(t, family, "rule", "add", "priority", "2000", "iif", "in0", "fwmark", "0x5/0x5", "lookup", "116")
+	}
+	ns.IP(t, "route", "add", "203.0.113.0/24", "dev", "out0", "table", "116")
+	ns.IP(t, "route", "add", "2001:db8:113::/64", "dev", "out0", "table", "116")
+	in, out := testkit.Must(h.IndexByName("in0"))(t), testkit.Must(h.IndexByName("out0"))(t)
+	for _, c := range []struct {
+		name    string
+		packet  rtnl.Packet
+		table   int
+		missing bool
+	}{
+		{"forwarded with the mark", rtnl.Packet{To: netip.MustParseAddr("203.0.113.5"), From: netip.MustParseAddr("10.0.0.1"), In: in, Mark: 0x5}, 116, false},
+		{"forwarded without it", rtnl.Packet{To: netip.MustParseAddr("203.0.113.5"), From: netip.MustParseAddr("10.0.0.1"), In: in}, 0, true},
+		{"the host's own", rtnl.Packet{To: netip.MustParseAddr("203.0.113.5"), Mark: 0x5}, 0, true},
+		{"the host's own to a neighbour", rtnl.Packet{To: netip.MustParseAddr("192.0.2.9")}, 254, false},
+		{"IPv6 with the mark", rtnl.Packet{To: netip.MustParseAddr("2001:db8:113::5"), From: netip.MustParseAddr("fd00::1"), In: in, Mark: 0x5}, 116, false},
+		{"IPv6 without it", rtnl.Packet{To: netip.MustParseAddr("2001:db8:113::5"), From: netip.MustParseAddr("fd00::1"), In: in}, 0, true},
+	} {
+		r, err := h.RouteOf(t.Context(), c.packet)
+		if c.missing != errors.Is(err, rtnl.ErrNotExist) || !c.missing && (r.Table != c.table || r.Link != out) {
+			t.Errorf("%s: %s, %v", c.name, r, err)
+		}
+	}
+}
+
 func TestRouteTo(t *testing.T) {
 	h, ns := newHandle(t)
 	ns.IP(t, "link", "add", "bridge0", "type", "bridge")
