@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"errors"
 	"bytes"
 	"context"
 	"fmt"

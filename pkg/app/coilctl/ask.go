@@ -53,7 +53,9 @@ func (t *tool) askRouter(ctx context.Context, router *corev1.Pod, words ...strin
 }
 
 // debugOf is the command by which a program asks the one that serves in its pod. Images have no shell, and nothing listens for others than the pod.
-func debugOf(program string, words []string) []string { return append([]string{program, "debug"}, words...) }
+func debugOf(program string, words []string) []string {
+	return append([]string{program, "debug"}, words...)
+}
 
 // complaintsLimit is the most bytes of what a program writes on the standard error.
 const complaintsLimit = 4 << 10

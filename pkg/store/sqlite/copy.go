@@ -100,12 +100,10 @@ func (s *Store) copy(ctx context.Context, limit, spare int64) (_ *Copy, err erro
 
 // roomForCopy says why no copy can be made.
 func (s *Store) roomForCopy(ctx context.Context, limit, spare int64) error {
-	size, err := read(ctx, s, "measure the record", func(ctx context.Context) (size int64, err error) {
-		err = s.reader.row(ctx, `SELECT page_count * page_size FROM pragma_page_count, pragma_page_size`).Scan(&size)
-		return size, err
-	})
-	if err != nil {
-		return err
+	var size int64
+	row := s.reader.row(context.WithoutCancel(ctx), `SELECT page_count * page_size FROM pragma_page_count, pragma_page_size`)
+	if err := row.Scan(&size); err != nil {
+		return fmt.Errorf("measure it: %w", err)
 	}
 	if size > limit {
 		return fmt.Errorf("%w: %d bytes, of %d at most", ErrTooLarge, size, limit)

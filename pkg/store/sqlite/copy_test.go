@@ -181,6 +181,28 @@ func TestCopyRefused(t *testing.T) {
 	testkit.Check(t, s.Writable(t.Context())) // a question changes nothing
 }
 
+// A record that can't be read gives no copy, and nothing is left of the attempt. That somebody has asked changes nothing: coild finds the damage by itself.
+func TestCopyOfDamaged(t *testing.T) {
+	o := options(t)
+	s, _ := mustOpen(t, o)
+	b := mustBlock(t, "default-0", "10.0.0.0/24", "fd00::/120")
+	fill(t, s, b, 200)
+	testkit.Check(t, s.Checkpoint(t.Context()))
+	f := testkit.Must(os.OpenFile(o.Path, os.O_RDWR, 0))(t)
+	size := testkit.Must(f.Stat())(t).Size()
+	for at := int64(4096); at < size; at += 4096 {
+		testkit.Must(f.WriteAt(make([]byte, 4096), at))(t)
+	}
+	testkit.Check(t, f.Close())
+	if _, err := s.Copy(t.Context(), copyLimit); !errors.Is(err, sqlite.ErrDamaged) {
+		t.Errorf("copy: %v, want ErrDamaged", err)
+	}
+	if _, err := os.Stat(o.Path + "-copy"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of the attempt is left: %v", err)
+	}
+	testkit.Check(t, s.Writable(t.Context()))
+}
+
 // Contents are the values of all rows, also of those that no program would write.
 func TestContents(t *testing.T) {
 	o := options(t)
