@@ -89,6 +89,8 @@ type api struct {
 	// refused is a resource that nobody may ask for.
 	refused  string
 	refusals int
+	// watched is how many watches there are.
+	watched int
 	// disconnect ends the requests that there are.
 	disconnect func()
 }
@@ -108,6 +110,9 @@ func serve(t *testing.T, o inventory.Objects) *api {
 	add(a, "egresses", o.Egresses)
 	add(a, "egresspolicies", o.Policies)
 	add(a, "egressclusterpolicies", o.ClusterPolicies)
+	add(a, "addressclaims", o.Claims)
+	add(a, "loadbalancergateways", o.Gateways)
+	add(a, "leases", o.Leases)
 	add(a, "services", o.Services)
 	add(a, "nodes", o.Nodes)
 	add(a, "pods", o.Coilds)
@@ -157,10 +162,16 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"no right"}`)
 		return
 	}
+	if path.Base(path.Dir(r.URL.Path)) == "leases" {
+		a.lease(w, resource)
+		return
+	}
 	if !watches {
 		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": map[string]any{"resourceVersion": "1"}, "items": a.chosen(r)})
 		return
 	}
+	a.watches(1)
+	defer a.watches(-1)
 	for _, o := range a.chosen(r) {
 		fmt.Fprintln(w, eventOf("ADDED", resource, o))
 	}
@@ -177,6 +188,27 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// watches counts watches.
+func (a *api) watches(n int) {
+	a.mu.Lock()
+	a.watched += n
+	a.mu.Unlock()
+}
+
+// lease answers with a Lease.
+func (a *api) lease(w http.ResponseWriter, name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	i := slices.IndexFunc(a.all["leases"], func(o metav1.Object) bool { return o.GetName() == name })
+	if i < 0 {
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
+		return
+	}
+	text, _ := json.Marshal(a.all["leases"][i])
+	fmt.Fprintf(w, `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1",%s`, text[1:])
+}
+
 func kindOf(resource string) (kind, version string) {
 	switch resource {
 	case "nodes":
@@ -188,6 +220,7 @@ func kindOf(resource string) (kind, version string) {
 	}
 	return map[string]string{
 		"addresspools": "AddressPool", "addressblocks": "AddressBlock", "egresses": "Egress", "egresspolicies": "EgressPolicy", "egressclusterpolicies": "EgressClusterPolicy",
+		"addressclaims": "AddressClaim", "loadbalancergateways": "LoadBalancerGateway",
 	}[resource], "coil.cybozu.com/v2"
 }
 

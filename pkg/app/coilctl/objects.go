@@ -180,6 +180,10 @@ func (t *tool) leases(ctx context.Context, o *inventory.Objects) error {
 	if err != nil {
 		return err
 	}
+	return leasesOf(ctx, c, o)
+}
+
+func leasesOf(ctx context.Context, c clients, o *inventory.Objects) error {
 	for _, wanted := range health.Leases(*o) {
 		l, err := c.core.CoordinationV1().Leases(preflight.Namespace).Get(ctx, wanted.Name, metav1.GetOptions{})
 		switch {

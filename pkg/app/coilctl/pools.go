@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/atomicfile"
@@ -58,28 +56,10 @@ func (t *tool) pools() *cobra.Command {
 	return c
 }
 
-// pool is what the command pools shows of an AddressPool.
-type pool struct {
-	Name      string   `json:"name"`
-	Blocks    v2.Usage `json:"blocks"`
-	Addresses v2.Usage `json:"addresses"`
-	// Floating and Cooling are how many floating addresses belong to an object, and how many were released and are given to nobody yet.
-	Floating int64  `json:"floating"`
-	Cooling  int64  `json:"cooling"`
-	Announce string `json:"announce,omitempty"`
-	// BlockSizeBits and Subnets are those of its spec.
-	BlockSizeBits int32       `json:"blockSizeBits"`
-	Subnets       []string    `json:"subnets"`
-	Created       metav1.Time `json:"created"`
-	// Attention are the messages of conditions that somebody should look at.
-	Attention []string `json:"attention,omitempty"`
-}
-
 // poolRows returns the AddressPools, sorted by name.
 func poolRows(o inventory.Objects) (rows []row) {
-	for _, p := range sortedPools(o) {
-		shown := describe(p)
-		rows = append(rows, row{names: []string{p.Name}, value: shown, cells: []string{
+	for _, shown := range inventory.Pools(o) {
+		rows = append(rows, row{names: []string{shown.Name}, value: shown, cells: []string{
 			shown.Name, shown.Blocks.Summary, shown.Addresses.Summary, fmt.Sprint(shown.Floating), fmt.Sprint(shown.Cooling), shown.Announce, fmt.Sprint(shown.BlockSizeBits),
 			strings.Join(shown.Subnets, ","), age(shown.Created, o.Now), strings.Join(shown.Attention, "; "),
 		}})
@@ -126,31 +106,6 @@ func (o *poolsOptions) drawMaps(ctx context.Context, l *list) error {
 		}
 		return draw(all)
 	})
-}
-
-// describe says what there is to show of a pool.
-func describe(p *v2.AddressPool) pool {
-	shown := pool{
-		Name: p.Name, Blocks: p.Status.Blocks, Addresses: p.Status.Addresses,
-		Floating: p.Status.Floating.Used, Cooling: p.Status.Floating.Cooling, Announce: string(p.Spec.Announce),
-		BlockSizeBits: p.Spec.BlockSizeBits, Subnets: []string{}, Created: p.CreationTimestamp,
-	}
-	for _, s := range p.Spec.Subnets {
-		for _, family := range []*string{s.IPv4, s.IPv6} {
-			if family != nil {
-				shown.Subnets = append(shown.Subnets, *family)
-			}
-		}
-	}
-	for _, kind := range []string{v2.PoolExhausted, v2.PoolOverlapping, v2.PoolSuspended, v2.PoolTerminating, v2.PoolExcludedInUse} {
-		if c := meta.FindStatusCondition(p.Status.Conditions, kind); c != nil && c.Status != metav1.ConditionFalse {
-			shown.Attention = append(shown.Attention, c.Message)
-		}
-	}
-	if c := meta.FindStatusCondition(p.Status.Conditions, v2.PoolDrained); c != nil {
-		shown.Attention = append(shown.Attention, "drains: "+c.Message)
-	}
-	return shown
 }
 
 // draw prints the maps of pools, or writes that of one.

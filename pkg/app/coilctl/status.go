@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/coil-net/coil/pkg/plan/health"
-	"github.com/coil-net/coil/pkg/plan/inventory"
 	"github.com/coil-net/coil/pkg/plan/preflight"
 )
 
@@ -40,22 +39,8 @@ func (t *tool) status() *cobra.Command {
 	return c
 }
 
-// kind is how many objects of a kind there are.
-type kind struct {
-	Kind  string `json:"kind"`
-	Count int    `json:"count"`
-	// Attention is how many of them have findings.
-	Attention int `json:"attention"`
-}
-
-// overview is what the command status shows.
-type overview struct {
-	Kinds    []kind           `json:"kinds"`
-	Findings []health.Finding `json:"findings"`
-}
-
 func (o *statusOptions) run(ctx context.Context) error {
-	var seen overview
+	var seen health.Overview
 	for end := time.Now().Add(o.wait); ; {
 		f, err := o.read(ctx, everything)
 		if err == nil {
@@ -64,7 +49,7 @@ func (o *statusOptions) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		seen = overviewOf(f)
+		seen = health.Look(f)
 		left := time.Until(end)
 		if len(seen.Findings) == 0 || left <= 0 {
 			break
@@ -84,32 +69,8 @@ func (o *statusOptions) run(ctx context.Context) error {
 	return nil
 }
 
-// overviewOf judges the objects of a cluster.
-func overviewOf(f inventory.Objects) overview {
-	seen := overview{Findings: health.Findings(f)}
-	seen.Kinds = []kind{
-		{Kind: "AddressPool", Count: len(f.Pools)}, {Kind: "AddressBlock", Count: len(f.Blocks)},
-		{Kind: "AddressClaim", Count: len(f.Claims)}, {Kind: "Egress", Count: len(f.Egresses)}, {Kind: "EgressPolicy", Count: len(f.Policies)},
-		{Kind: "EgressClusterPolicy", Count: len(f.ClusterPolicies)}, {Kind: "LoadBalancerGateway", Count: len(f.Gateways)}, {Kind: "Service", Count: len(inventory.Services(f))},
-		{Kind: "Node", Count: len(f.Nodes)}, {Kind: "Lease", Count: len(f.Leases)},
-	}
-	objects := map[string]bool{}
-	for _, found := range seen.Findings {
-		if objects[found.Object()] {
-			continue
-		}
-		objects[found.Object()] = true
-		for i := range seen.Kinds {
-			if seen.Kinds[i].Kind == found.Kind {
-				seen.Kinds[i].Attention++
-			}
-		}
-	}
-	return seen
-}
-
 // show prints an overview.
-func (o *statusOptions) show(seen overview) error {
+func (o *statusOptions) show(seen health.Overview) error {
 	var rows [][]string
 	for _, k := range seen.Kinds {
 		says := "fine"

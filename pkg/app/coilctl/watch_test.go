@@ -29,8 +29,14 @@ type watching struct {
 	err   bytes.Buffer
 }
 
-// watch starts a command that writes to out, whose other end is read.
+// watch starts a command with --watch that writes to out, whose other end is read.
 func (a *api) watch(t *testing.T, out io.WriteCloser, read io.Reader, args ...string) *watching {
+	t.Helper()
+	return a.start(t, out, read, append(args, "--watch")...)
+}
+
+// start starts a command that goes on.
+func (a *api) start(t *testing.T, out io.WriteCloser, read io.Reader, args ...string) *watching {
 	t.Helper()
 	// The process must outlive the signal, also if the command has ended already.
 	caught := make(chan os.Signal, 1)
@@ -38,7 +44,7 @@ func (a *api) watch(t *testing.T, out io.WriteCloser, read io.Reader, args ...st
 	t.Cleanup(func() { signal.Stop(caught) })
 	w := &watching{t: t, lines: make(chan string, 1000), code: make(chan int, 1)}
 	go func() {
-		code := coilctl.Main(append([]string{"coilctl", "--watch", "--server=" + a.url}, args...), strings.NewReader(""), out, &w.err)
+		code := coilctl.Main(append([]string{"coilctl", "--server=" + a.url}, args...), strings.NewReader(""), out, &w.err)
 		out.Close()
 		w.code <- code
 	}()

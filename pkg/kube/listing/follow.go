@@ -21,6 +21,18 @@ type Follower struct {
 	Changed func()
 	// Failed is called with the errors of requests, which are made again.
 	Failed func(error)
+	// Answered, if there is one, is called after each request that was answered: what Failed has told is over then.
+	Answered func()
+}
+
+// told tells of the answer to a request.
+func (f Follower) told(ctx context.Context, err error) {
+	switch {
+	case err == nil && f.Answered != nil:
+		f.Answered()
+	case err != nil && ctx.Err() == nil:
+		f.Failed(err)
+	}
 }
 
 // Follow lists objects and then watches them until ctx ends, which done awaits. The result returns the objects of the moment; others than the caller must not change them.
@@ -32,17 +44,15 @@ func Follow[T any, P Object[T]](ctx context.Context, done *sync.WaitGroup, s Sou
 		ListerWatcher: &cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				list, err := request(o).Do(ctx).Get()
-				if err != nil && ctx.Err() == nil {
-					to.Failed(err)
-				}
+				to.told(ctx, err)
 				return list, err
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				o.Watch = true
 				w, err := request(o).Watch(ctx)
 				// An API server that can't begin a watch with a list says that it is invalid, and is asked for a list then.
-				if err != nil && ctx.Err() == nil && !apierrors.IsInvalid(err) {
-					to.Failed(err)
+				if !apierrors.IsInvalid(err) {
+					to.told(ctx, err)
 				}
 				return w, err
 			},

@@ -71,7 +71,19 @@ func plural(n int64, one, many string) string {
 }
 
 // title says what a subnet is, and how much of it somebody has.
-func (s Subnet) title(m Map) string {
+func (s Subnet) title(m Map) string { return s.Name() + ": " + s.Says(m) }
+
+// Name is such as "10.0.0.0/16 and fd00::/112".
+func (s Subnet) Name() string {
+	prefixes := make([]string, len(s.Prefixes))
+	for i, p := range s.Prefixes {
+		prefixes[i] = p.String()
+	}
+	return strings.Join(prefixes, " and ")
+}
+
+// Says is how much of the subnet somebody has.
+func (s Subnet) Says(m Map) string {
 	var all Cell
 	for _, c := range s.Cells {
 		all.Blocks += c.Blocks
@@ -81,11 +93,7 @@ func (s Subnet) title(m Map) string {
 		all.Cooling += c.Cooling
 		all.Excluded += c.Excluded
 	}
-	prefixes := make([]string, len(s.Prefixes))
-	for i, p := range s.Prefixes {
-		prefixes[i] = p.String()
-	}
-	return fmt.Sprintf("%s: %s", strings.Join(prefixes, " and "), all.counts(m.BlockSize))
+	return all.counts(m.BlockSize)
 }
 
 // counts says what is in a cell.
