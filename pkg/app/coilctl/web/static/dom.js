@@ -42,14 +42,16 @@ export function keyed(parent, items, key, make, fill) {
 }
 
 // table makes a table of rows, which have keys. A column has a title, and a cell: a text, or {text, mark, title, since, part} with the mark bad, good or dim, a time
-// since when it is so, and a part of a whole.
+// since when it is so, and a part of a whole. A column that is optional is only there if a row has something in it.
 export function table(e, columns, rows) {
+  const kind = c => `${c.number ? 'number' : ''} ${c.optional ? 'optional' : ''}`.trim();
   if (!e.tHead) {
-    e.append(h('thead', {}, h('tr', {}, ...columns.map(c => h('th', { scope: 'col', class: c.number ? 'number' : '' }, c.title)))), h('tbody'));
+    e.append(h('thead', {}, h('tr', {}, ...columns.map(c => h('th', { scope: 'col', class: kind(c) }, c.title)))), h('tbody'));
   }
+  e.classList.toggle('lean', !rows.some(([, row]) => columns.some(c => c.optional && c.cell(row))));
   keyed(e.tBodies[0], rows, ([key]) => key, ([key]) => {
     const tr = h('tr', { 'data-key': key });
-    columns.forEach((c, i) => tr.append(h(i === 0 ? 'th' : 'td', { scope: i === 0 ? 'row' : undefined, class: c.number ? 'number' : '', 'data-title': c.title })));
+    columns.forEach((c, i) => tr.append(h(i === 0 ? 'th' : 'td', { scope: i === 0 ? 'row' : undefined, class: kind(c), 'data-title': c.title })));
     return tr;
   }, (tr, [, row]) => columns.forEach((c, i) => cell(tr.cells[i], c.cell(row))));
 }
@@ -67,7 +69,7 @@ export function cell(td, value) {
   td.classList.toggle('dim', c.mark === 'dim');
   if (c.mark === 'bad' || c.mark === 'good') td.append(h('span', { class: 'mark', 'aria-hidden': 'true' }, c.mark === 'bad' ? '✗' : '✓'));
   if (c.part !== undefined) td.append(meter(c.part));
-  if (c.text) td.append(c.text);
+  if (c.text) td.append(c.part === undefined ? c.text : h('span', { class: 'beside' }, c.text));
   if (c.since) td.append(c.text ? ' ' : '', since(c.since, c.prefix));
   if (c.title) td.title = c.title;
   if (before !== undefined) flash(td);
@@ -92,13 +94,14 @@ export const clock = { ahead: 0 };
 // since is an element with the age of a time.
 export function since(at, prefix = '') {
   const e = h('time', { datetime: at, title: new Date(at).toLocaleString() });
-  e.prefix = prefix;
+  e.lead = prefix;
   tick(e);
   return e;
 }
 
 function tick(e) {
-  text(e, e.prefix + age(Date.now() + clock.ahead - Date.parse(e.dateTime)));
+  if (!e.dateTime) return; // it isn't known
+  text(e, (e.lead ?? '') + age(Date.now() + clock.ahead - Date.parse(e.dateTime)));
 }
 
 setInterval(() => document.querySelectorAll('time').forEach(tick), 5000);

@@ -30,13 +30,13 @@ function draw() {
   const changed = new Set(dirty);
   dirty.clear();
   for (const [part, of] of drawn) if (of.some(s => changed.has(s))) part(state, find, pinned);
-  showState();
   // It is complete when each kind was read, or can't be. Tests measure until then.
   const sources = [...state.sources.values()];
   if (!document.body.dataset.drawn && sources.length && sources.every(s => s.known || s.problem)) {
     document.body.dataset.drawn = 'true';
     requestAnimationFrame(() => setTimeout(() => performance.mark('drawn')));
   }
+  showState();
 }
 
 function apply(update) {

@@ -170,13 +170,12 @@ export function nodes(state, find, pinned) {
   table($('nodes-table'), nodeColumns, limited('nodes', first, () => nodes(state, find, pinned), pinned));
 }
 
-// at is such as "192.0.2.7 on n1".
 const place = a => a.state === 'held' ? { text: a.holder } : { text: a.state, mark: a.state === 'no holder' ? 'bad' : 'dim' };
 
 const addressColumns = [
   { title: 'Address', cell: a => a.address.replace(',', ', ') }, { title: 'Pool', cell: a => a.pool }, { title: 'Owner', cell: a => a.owner }, { title: 'Holder', cell: place },
   { title: 'Since', cell: a => a.since ? { since: a.since } : '' }, { title: 'Ports', cell: a => (a.ports ?? []).join(', ') },
-  { title: 'Attention', cell: a => a.attention ? { text: a.attention.join('; '), mark: 'bad' } : '' },
+  { title: 'Attention', optional: true, cell: a => a.attention ? { text: a.attention.join('; '), mark: 'bad' } : '' },
 ];
 
 export function out(state, find, pinned) {
@@ -192,13 +191,13 @@ export function out(state, find, pinned) {
     messages(article.querySelector('.messages'), e.attention);
     const [who, routers, by, to] = article.querySelectorAll('.flow section');
     lines(who, count(e.clients, 'pod'), (policies.get(key) ?? []).map(([, p]) => [
-      p.namespace ? `${p.namespace}/${p.name}` : p.name, [p.namespace ? '' : 'of the cluster', count(p.clients, 'pod'), p.address ? `by ${p.address.replace(',', ', ')}` : ''].filter(Boolean).join(', '), p.attention?.join('; '),
+      p.namespace ? `${p.namespace}/${p.name}` : `${p.name} (cluster)`, [count(p.clients, 'pod'), p.address ? `by ${p.address.split(',')[0]}` : ''].filter(Boolean).join(', '), p.attention?.join('; '),
     ]));
     routers.classList.toggle('bad', !up);
     lines(routers, `${number(e.routers)} of ${number(e.wanted)}`, (e.at ?? []).map(a => [a.router, `on ${a.node}`]));
     const held = addresses.get(`Egress ${key}`) ?? [];
-    if (e.use === 'Node') lines(by, 'addresses of nodes', (e.at ?? []).map(a => [a.address.replace(',', ', '), a.node]));
-    else if (held.length || e.use) lines(by, count(held.length, 'floating address', 'floating addresses'), held.map(([, a]) => [a.address.replace(',', ', '), a.state === 'held' ? `on ${a.holder}` : a.state, a.state === 'no holder' ? 'no node has it' : a.attention?.join('; ')]));
+    if (e.use === 'Node') lines(by, 'addresses of nodes', (e.at ?? []).map(a => [a.address.replace(',', ', '), `of ${a.node}`]));
+    else if (held.length || e.use) lines(by, count(held.length, 'floating address', 'floating addresses'), held.map(([, a]) => [a.address.split(',')[0], `${a.state === 'held' ? `on ${a.holder}` : a.state}${a.address.includes(',') ? `, also ${a.address.split(',')[1]}` : ''}`, a.state === 'no holder' ? 'no node has it' : a.attention?.join('; ')]));
     else lines(by, 'addresses of the routers', []);
     lines(to, '', (e.destinations ?? []).map(d => [d, '']));
   });
@@ -243,7 +242,7 @@ const serviceColumns = [
 const gatewayColumns = [
   { title: 'Name', cell: g => g.name }, { title: 'Pools', cell: g => g.pools.join(', ') }, { title: 'Services', number: true, cell: g => number(g.services) },
   { title: 'Ports', number: true, cell: g => number(g.ports) }, { title: 'Endpoints', number: true, cell: g => number(g.endpoints) },
-  { title: 'Heard', cell: g => g.heard ? { since: g.heard } : { text: 'never', mark: 'bad' } }, { title: 'Attention', cell: g => g.attention ? { text: g.attention.join('; '), mark: 'bad' } : '' },
+  { title: 'Heard', cell: g => g.heard ? { since: g.heard } : { text: 'never', mark: 'bad' } }, { title: 'Attention', optional: true, cell: g => g.attention ? { text: g.attention.join('; '), mark: 'bad' } : '' },
 ];
 
 export function inward(state, find, pinned) {

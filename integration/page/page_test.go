@@ -1,0 +1,204 @@
+// Package page tests the page of "coilctl serve" in a browser.
+//
+// It owns what people see there, and how long that takes. It must not know how the page is told of changes.
+package page
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coil-net/coil/integration/lab/build"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/app/coilctl/web"
+	"github.com/coil-net/coil/pkg/plan/page"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+var update = flag.Bool("update", false, "write the pictures of cmd/coilctl")
+
+// play serves the page of a cluster that is objects only. The result has it look at them again.
+func play(t *testing.T, b *builder) (url string, changed func(change func())) {
+	t.Helper()
+	var mu sync.Mutex
+	told := func() {}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- web.Serve(ctx, l, web.Options{Title: "production", Follow: func(_ context.Context, _ *sync.WaitGroup, changed func()) (func() page.Cluster, error) {
+			mu.Lock()
+			told = changed
+			mu.Unlock()
+			return func() page.Cluster {
+				mu.Lock()
+				defer mu.Unlock()
+				return known(b)
+			}, nil
+		}})
+	}()
+	t.Cleanup(func() {
+		stop()
+		testkit.Check(t, <-ended)
+	})
+	return "http://" + l.Addr().String() + "/", func(change func()) {
+		mu.Lock()
+		change()
+		tell := told
+		mu.Unlock()
+		tell()
+	}
+}
+
+// known is a cluster that all is known of.
+func known(b *builder) page.Cluster {
+	c := page.Cluster{Objects: b.Objects}
+	for _, r := range []string{page.Pools, page.Blocks, page.Claims, page.Egresses, page.Policies, page.ClusterPolicies, page.Gateways, page.Services, page.Nodes, page.Pods, page.Leases} {
+		c.Sources = append(c.Sources, page.Source{Resource: r, Known: true})
+	}
+	return c
+}
+
+// drawn waits until a page is there, and returns how long that took from the moment that its address was entered.
+func (p *tab) drawn() time.Duration {
+	p.t.Helper()
+	p.wants("performance.getEntriesByName('drawn').length")
+	var ms float64
+	testkit.Check(p.t, p.eval("performance.getEntriesByName('drawn')[0].startTime", &ms))
+	return time.Duration(ms * float64(time.Millisecond))
+}
+
+// fits fails the test if the page is wider than its window.
+func (p *tab) fits(width int) {
+	p.t.Helper()
+	var is int
+	testkit.Check(p.t, p.eval("document.documentElement.scrollWidth", &is))
+	if is > width {
+		p.t.Errorf("in a window of %d pixels the page has %d", width, is)
+	}
+}
+
+// The page shows each part of a cluster, by day and by night, on a screen and on a phone. cmd/coilctl has its pictures.
+func TestPictures(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
+	b := small(t)
+	url, _ := play(t, b)
+	p := newBrowser(t).open(url, 1280)
+	p.drawn()
+	for selector, want := range map[string]string{
+		"#cluster": "production", "#state": "live", "#count-pools": "4", "#count-nodes": "12", "#count-egresses": "2", "#count-services": "3", "#count-findings": "2",
+		"#findings b": "Node worker-4\nNode worker-9", "#pools-list h3 > span:first-child": "batch\ndefault\ngateways\npublic", "#egresses-list h3 > span:first-child": "internet/nat\ninternet/partner",
+		"#gateways-table tbody th": "edge-1", "#services-table tbody th": "office/chat\noffice/mail\nshop/web",
+	} {
+		if got := p.text(selector); got != want {
+			t.Errorf("%s is %q, want %q", selector, got, want)
+		}
+	}
+	// Screen readers tell of canvases what they show.
+	var labels string
+	testkit.Check(t, p.eval("[...document.querySelectorAll('canvas')].map(c => c.getAttribute('aria-label')).join('\\n')", &labels))
+	if !strings.Contains(labels, "Map of 203.0.113.0/26 and 2001:db8:113::/122: 0 of 64 blocks held, 6 floating, 1 cooling down.") {
+		t.Errorf("maps are called %s", labels)
+	}
+	p.fits(1280)
+
+	// Keys go through a map, and to the search.
+	testkit.Check(t, p.eval("document.querySelectorAll('canvas')[1].focus()", nil))
+	p.press("Home", 36)
+	p.press("ArrowRight", 39)
+	p.wants("tip.innerText.startsWith('10.100.0.32 to 10.100.0.63\\n1 of 1 block held') && tip.innerText.endsWith('\\nworker-2')")
+	p.press("Enter", 13)
+	p.wants("document.querySelector('#found-list').innerText.includes('default-1 10.100.0.32/27')")
+	p.press("Escape", 27)
+	p.wants("found.hidden")
+	p.press("/", 191)
+	p.wants("document.activeElement === query")
+	for _, key := range "203.0.113.6" {
+		p.press(string(key), 0)
+	}
+	p.wants("document.querySelector('#found-list').innerText.includes('of Service shop/web, on node worker-3')")
+	p.press("Escape", 27)
+	testkit.Check(t, p.eval("(query.blur(), scrollTo(0, 0))", nil))
+
+	root := testkit.Must(build.Root())(t)
+	dir := filepath.Join(root, "cmd/coilctl")
+	if !*update {
+		dir = t.TempDir()
+	}
+	const night = "page-night.png"
+	p.picture(filepath.Join(dir, "page.png"), 1280, 1150)
+	testkit.Check(t, p.eval("document.querySelector('#out').scrollIntoView()", nil))
+	p.picture(filepath.Join(dir, "page-ways.png"), 1280, 1000)
+	for _, name := range []string{"page.png", "page-ways.png"} {
+		made := testkit.Must(os.Stat(filepath.Join(dir, name)))(t)
+		kept := testkit.Must(os.Stat(filepath.Join(root, "cmd/coilctl", name)))(t)
+		if made.Size() > 150<<10 || kept.Size() > 150<<10 {
+			t.Errorf("%s has %d bytes, and %d in cmd/coilctl", name, made.Size(), kept.Size())
+		}
+	}
+	p.do("Emulation.setEmulatedMedia", object{"features": []object{{"name": "prefers-color-scheme", "value": "dark"}}})
+	if path := os.Getenv("COIL_PAGE_PICTURES"); path != "" {
+		testkit.Check(t, p.eval("scrollTo(0, 0)", nil))
+		p.picture(filepath.Join(path, night), 1280, 3400)
+		p.picture(filepath.Join(path, "page-phone.png"), 390, 6000)
+	}
+	p.size(390, 844)
+	p.fits(390)
+	p.silent()
+}
+
+// A large cluster is there at once, and so is a change of it.
+func TestLarge(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
+	b := large(t, testkit.OperateForm.Times(300, 5000), testkit.OperateForm.Times(1200, 20000))
+	url, changed := play(t, b)
+	chromium := newBrowser(t)
+	chromium.open(url, 1280).drawn() // the program itself starts to work now
+	p := chromium.open(url, 1280)
+	took := p.drawn()
+	t.Logf("%d Nodes and %d AddressBlocks are drawn in %s", len(b.Nodes), len(b.Blocks), took)
+	if limit := testkit.Limit(2 * time.Second); took > limit {
+		t.Errorf("the page is drawn in %s, not in %s", took, limit)
+	}
+	for selector, want := range map[string]string{"#count-nodes": commas(len(b.Nodes)), "#count-findings": "", "#fine": "Nothing is wrong."} {
+		if got := p.text(selector); got != want {
+			t.Errorf("%s is %q, want %q", selector, got, want)
+		}
+	}
+	began := time.Now()
+	changed(func() {
+		n := *b.Blocks[0]
+		n.Labels = map[string]string{v2.LabelPool: "pool-0", v2.LabelNode: b.Nodes[0].Name}
+		n.Status.Allocated, n.Status.Cooling = 7, 21
+		b.Blocks[0] = &n
+	})
+	p.wants("document.querySelector('#nodes-table tbody tr').cells[5].innerText === '21'")
+	took = time.Since(began)
+	t.Logf("a change is there after %s", took)
+	if limit := testkit.Limit(time.Second); took > limit {
+		t.Errorf("a change is there after %s, not %s", took, limit)
+	}
+
+	// A node that isn't in the first lines is found, with its blocks.
+	last := b.Nodes[len(b.Nodes)-1].Name
+	testkit.Check(t, p.eval(fmt.Sprintf("(() => { query.value = %q; query.dispatchEvent(new Event('input')); })()", last), nil))
+	p.wants(fmt.Sprintf("document.querySelectorAll('#found-list li').length === %d", 1+len(b.Blocks)/len(b.Nodes)))
+	testkit.Check(t, p.eval("document.querySelector('#found-list button').click()", nil))
+	p.wants(fmt.Sprintf("document.querySelector('#nodes-table tr[data-key=%q]')", last))
+	p.silent()
+}
+
+// commas writes a number of up to six digits as people do.
+func commas(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%d,%03d", n/1000, n%1000)
+}
