@@ -185,7 +185,7 @@ func (b *browser) call(session, method string, params, result any) error {
 // tab is a page in the browser.
 type tab struct {
 	*browser
-	session string
+	target, session string
 }
 
 type object = map[string]any
@@ -197,7 +197,7 @@ func (b *browser) open(url string, width int) *tab {
 	var session struct{ SessionID string }
 	testkit.Check(b.t, b.call("", "Target.createTarget", object{"url": "about:blank"}, &target))
 	testkit.Check(b.t, b.call("", "Target.attachToTarget", object{"targetId": target.TargetID, "flatten": true}, &session))
-	p := &tab{b, session.SessionID}
+	p := &tab{b, target.TargetID, session.SessionID}
 	for _, method := range []string{"Page.enable", "Runtime.enable", "Log.enable"} {
 		p.do(method, object{})
 	}
@@ -209,6 +209,11 @@ func (b *browser) open(url string, width int) *tab {
 func (p *tab) do(method string, params object) {
 	p.t.Helper()
 	testkit.Check(p.t, p.call(p.session, method, params, nil))
+}
+
+func (p *tab) close() {
+	p.t.Helper()
+	testkit.Check(p.t, p.call("", "Target.closeTarget", object{"targetId": p.target}, nil))
 }
 
 func (p *tab) size(width, height int) {

@@ -239,7 +239,7 @@ func large(t *testing.T, nodes, blocks int) *builder {
 		b.node(i+1, fmt.Sprintf("worker-%05d.example.internal", i), true, true)
 	}
 	for i := range 4 {
-		b.pool(fmt.Sprintf("pool-%d", i), 5, fmt.Sprintf("10.%d.0.0/10", 64*i), fmt.Sprintf("fd00:10:%d::/106", i), nil)
+		b.pool(fmt.Sprintf("pool-%d", i), 5, fmt.Sprintf("10.%d.0.0/14", 4*i), fmt.Sprintf("fd00:10:%d::/110", i), nil)
 	}
 	for i := range blocks {
 		b.hold(b.Pools[i%4], int32(i/4), b.Nodes[i%nodes].Name, int32(b.random.IntN(33)), 0)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,22 +25,44 @@ import (
 
 var update = flag.Bool("update", false, "write the pictures of cmd/coilctl")
 
-// play serves the page of a cluster that is objects only. The result has it look at them again.
-func play(t *testing.T, b *builder) (url string, changed func(change func())) {
+// played is the page of a cluster that is objects only.
+type played struct {
+	url string
+	// left is told when the cluster isn't followed any more.
+	left chan struct{}
+
+	mu   sync.Mutex
+	told func()
+}
+
+// change changes objects, and tells that.
+func (p *played) change(do func()) {
+	p.mu.Lock()
+	do()
+	tell := p.told
+	p.mu.Unlock()
+	tell()
+}
+
+// play serves such a page.
+func play(t *testing.T, b *builder) *played {
 	t.Helper()
-	var mu sync.Mutex
-	told := func() {}
+	p := &played{left: make(chan struct{}, 1)}
 	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- web.Serve(ctx, l, web.Options{Title: "production", Follow: func(_ context.Context, _ *sync.WaitGroup, changed func()) (func() page.Cluster, error) {
-			mu.Lock()
-			told = changed
-			mu.Unlock()
+		ended <- web.Serve(ctx, l, web.Options{Title: "production", Follow: func(ctx context.Context, done *sync.WaitGroup, changed func()) (func() page.Cluster, error) {
+			p.mu.Lock()
+			p.told = changed
+			p.mu.Unlock()
+			done.Go(func() {
+				<-ctx.Done()
+				p.left <- struct{}{}
+			})
 			return func() page.Cluster {
-				mu.Lock()
-				defer mu.Unlock()
+				p.mu.Lock()
+				defer p.mu.Unlock()
 				return known(b)
 			}, nil
 		}})
@@ -48,13 +71,8 @@ func play(t *testing.T, b *builder) (url string, changed func(change func())) {
 		stop()
 		testkit.Check(t, <-ended)
 	})
-	return "http://" + l.Addr().String() + "/", func(change func()) {
-		mu.Lock()
-		change()
-		tell := told
-		mu.Unlock()
-		tell()
-	}
+	p.url = "http://" + l.Addr().String() + "/"
+	return p
 }
 
 // known is a cluster that all is known of.
@@ -89,8 +107,7 @@ func (p *tab) fits(width int) {
 func TestPictures(t *testing.T) {
 	testkit.Need(t, testkit.APIServer)
 	b := small(t)
-	url, _ := play(t, b)
-	p := newBrowser(t).open(url, 1280)
+	p := newBrowser(t).open(play(t, b).url, 1280)
 	p.drawn()
 	for selector, want := range map[string]string{
 		"#cluster": "production", "#state": "live", "#count-pools": "4", "#count-nodes": "12", "#count-egresses": "2", "#count-services": "3", "#count-findings": "2",
@@ -158,14 +175,21 @@ func TestPictures(t *testing.T) {
 func TestLarge(t *testing.T) {
 	testkit.Need(t, testkit.APIServer)
 	b := large(t, testkit.OperateForm.Times(300, 5000), testkit.OperateForm.Times(1200, 20000))
-	url, changed := play(t, b)
-	chromium := newBrowser(t)
-	chromium.open(url, 1280).drawn() // the program itself starts to work now
-	p := chromium.open(url, 1280)
-	took := p.drawn()
-	t.Logf("%d Nodes and %d AddressBlocks are drawn in %s", len(b.Nodes), len(b.Blocks), took)
-	if limit := testkit.Limit(2 * time.Second); took > limit {
-		t.Errorf("the page is drawn in %s, not in %s", took, limit)
+	cluster, chromium := play(t, b), newBrowser(t)
+	// At first the program and the browser start to work themselves.
+	p := chromium.open(cluster.url, 1280)
+	took := []time.Duration{p.drawn()}
+	for range testkit.OperateForm.Times(1, 5) {
+		p.close()
+		p = chromium.open(cluster.url, 1280)
+		took = append(took, p.drawn())
+	}
+	took = slices.Sorted(slices.Values(took[1:]))
+	median := took[len(took)/2]
+	t.Logf("%d Nodes and %d AddressBlocks are drawn in %s, of %s", len(b.Nodes), len(b.Blocks), median, took)
+	// In the short form others use the machine.
+	if limit := testkit.Limit(2 * time.Second); median > limit && testkit.OperateForm.Long() {
+		t.Errorf("the page is drawn in %s, not in %s", median, limit)
 	}
 	for selector, want := range map[string]string{"#count-nodes": commas(len(b.Nodes)), "#count-findings": "", "#fine": "Nothing is wrong."} {
 		if got := p.text(selector); got != want {
@@ -173,17 +197,17 @@ func TestLarge(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	changed(func() {
+	cluster.change(func() {
 		n := *b.Blocks[0]
 		n.Labels = map[string]string{v2.LabelPool: "pool-0", v2.LabelNode: b.Nodes[0].Name}
 		n.Status.Allocated, n.Status.Cooling = 7, 21
 		b.Blocks[0] = &n
 	})
 	p.wants("document.querySelector('#nodes-table tbody tr').cells[5].innerText === '21'")
-	took = time.Since(began)
-	t.Logf("a change is there after %s", took)
-	if limit := testkit.Limit(time.Second); took > limit {
-		t.Errorf("a change is there after %s, not %s", took, limit)
+	change := time.Since(began)
+	t.Logf("a change is there after %s", change)
+	if limit := testkit.Limit(time.Second); change > limit && testkit.OperateForm.Long() {
+		t.Errorf("a change is there after %s, not %s", change, limit)
 	}
 
 	// A node that isn't in the first lines is found, with its blocks.
@@ -192,6 +216,37 @@ func TestLarge(t *testing.T) {
 	p.wants(fmt.Sprintf("document.querySelectorAll('#found-list li').length === %d", 1+len(b.Blocks)/len(b.Nodes)))
 	testkit.Check(t, p.eval("document.querySelector('#found-list button').click()", nil))
 	p.wants(fmt.Sprintf("document.querySelector('#nodes-table tr[data-key=%q]')", last))
+	p.silent()
+}
+
+// A page that nobody sees asks for nothing after a while, and has all again as soon as somebody looks.
+func TestHidden(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
+	b := small(t)
+	cluster := play(t, b)
+	p := newBrowser(t).open(cluster.url, 1280)
+	p.drawn()
+	hide := func(hidden bool) {
+		t.Helper()
+		testkit.Check(t, p.eval(fmt.Sprintf(`(() => {
+			Object.defineProperty(document, 'hidden', { value: %t, configurable: true });
+			document.dispatchEvent(new Event('visibilitychange'));
+		})()`, hidden), nil))
+	}
+	hide(true)
+	if testkit.OperateForm.Long() { // for half a minute somebody may come back
+		select {
+		case <-cluster.left:
+		case <-time.After(testkit.Timeout(2 * time.Minute)):
+			t.Fatal("the cluster is followed for a page that nobody sees")
+		}
+	}
+	hide(false)
+	cluster.mu.Lock()
+	b.Pools = b.Pools[:2]
+	cluster.mu.Unlock()
+	cluster.change(func() {})
+	p.wants("document.querySelectorAll('#pools-list article').length === 2")
 	p.silent()
 }
 

@@ -145,11 +145,11 @@ func (f *finder) named(part string) {
 			kind, name = "EgressClusterPolicy", p.Name
 		}
 		if matches(name) {
-			says := "no Egress"
-			if p.Egress != "" {
-				says = fmt.Sprintf("leads %d pods to Egress %s", p.Clients, p.Egress)
+			if p.Egress == "" {
+				f.add(kind, name, "leads to no Egress", "", "")
+			} else {
+				f.add(kind, name, fmt.Sprintf("leads %d pods to Egress %s", p.Clients, p.Egress), "egresses", p.Egress)
 			}
-			f.add(kind, name, says, "egresses", p.Egress)
 		}
 	}
 	for _, s := range inventory.Services(f.o) {

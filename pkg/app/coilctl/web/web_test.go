@@ -181,6 +181,30 @@ func TestFollowFails(t *testing.T) {
 	wants(`"problem":"no kubeconfig"`)
 }
 
+// So many look at once, and no more.
+func TestManyLook(t *testing.T) {
+	s := newSite(t, web.Options{})
+	var leave func()
+	for range 64 {
+		_, leave = s.look()
+	}
+	if answer := testkit.Must(http.Get(s.url + "events"))(t); answer.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("one more is answered %s", answer.Status)
+	}
+	leave()
+	testkit.Eventually(t, 20*time.Second, "somebody else has the place", func() error {
+		answer, err := http.Get(s.url + "events")
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			return errors.New(answer.Status)
+		}
+		return nil
+	})
+}
+
 // Pages of others get nothing, by whatever way, and nobody can change anything.
 func TestStrangers(t *testing.T) {
 	near, far := newSite(t, web.Options{}), newSite(t, web.Options{Remote: true})

@@ -11,17 +11,19 @@ function readColours() {
   for (const name of ['free', 'held-back', 'held', 'full', 'floating', 'cooling', 'excluded', 'letter', 'dim', 'focus']) colours[name] = style.getPropertyValue(`--${name}`).trim();
 }
 
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+  readColours();
+  document.querySelectorAll('.maps').forEach(e => e.drawing.draw());
+});
+
 // PoolMap draws the subnets of one pool.
 export class PoolMap {
   constructor(into, find) {
     this.find = find;
     this.subnets = [];
     this.into = into;
+    into.drawing = this;
     new ResizeObserver(() => this.draw()).observe(into);
-    matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
-      colours = {};
-      this.draw();
-    });
   }
 
   // update shows a map with the cells of each subnet.
