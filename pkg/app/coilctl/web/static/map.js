@@ -98,8 +98,9 @@ export class PoolMap {
     if (!width || !cells?.length) return;
     const c = canvas.getContext('2d'), ratio = devicePixelRatio || 1, font = '11px ui-monospace, monospace';
     c.font = font;
-    s.step = cells.length > 512 ? 12 : 16;
     s.label = Math.ceil(Math.max(c.measureText(cells[0].first).width, c.measureText(cells.at(-1).first).width)) + 10;
+    // On a phone cells are smaller, for lines that aren't too short.
+    s.step = Math.min(cells.length > 512 ? 12 : 16, Math.max(9, Math.floor((width - s.label) / 16)));
     s.columns = Math.min(maxColumns, 2 ** Math.floor(Math.log2(Math.max(4, (width - s.label) / s.step))));
     const lines = Math.ceil(cells.length / s.columns), w = s.label + Math.min(s.columns, cells.length) * s.step, height = lines * s.step;
     if (canvas.width !== Math.round(w * ratio) || canvas.height !== Math.round(height * ratio)) {
