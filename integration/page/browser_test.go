@@ -66,7 +66,7 @@ func newBrowser(t *testing.T) *browser {
 	cmd := exec.Command(path, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
 		"--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--force-color-profile=srgb", "--lang=en-US",
 		"--user-data-dir="+filepath.Join(dir, "profile"), "--crash-dumps-dir="+dir, "--remote-debugging-pipe", "about:blank")
-	cmd.Env = append(os.Environ(), "HOME="+dir, "TZ=UTC", "DBUS_SESSION_BUS_ADDRESS=unix:path=/nowhere")
+	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "TZ=UTC", "DBUS_SESSION_BUS_ADDRESS=unix:path=/nowhere")
 	cmd.ExtraFiles = []*os.File{theirRead, theirWrite}
 	var complaints bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &complaints, &complaints
