@@ -120,8 +120,9 @@ func newFollowed(c clients, changed func()) *followed {
 
 // start follows until ctx ends, which done awaits.
 func (f *followed) start(ctx context.Context, done *sync.WaitGroup) func() page.Cluster {
+	f.mu.Lock() // until each source has its place, nothing is told of any
 	for i, k := range everything {
-		fill := k.follow(ctx, done, f.clients, listing.Follower{
+		f.fill = append(f.fill, k.follow(ctx, done, f.clients, listing.Follower{
 			Synced: func() {
 				f.tell(i, func(s *page.Source) { s.Known = true })
 				select {
@@ -132,11 +133,9 @@ func (f *followed) start(ctx context.Context, done *sync.WaitGroup) func() page.
 			Changed:  f.changed,
 			Failed:   func(err error) { f.tell(i, failed(err)) },
 			Answered: func() { f.tell(i, failed(nil)) },
-		})
-		f.mu.Lock()
-		f.fill = append(f.fill, fill)
-		f.mu.Unlock()
+		}))
 	}
+	f.mu.Unlock()
 	done.Go(func() { f.readLeases(ctx) })
 	return f.look
 }
