@@ -146,13 +146,17 @@ func Allowed(account string) []string {
 			"/apis/coil.cybozu.com/v2/egressclusterpolicies",
 			"/api/v1/services labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
 			"/apis/discovery.k8s.io/v1/endpointslices labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
-			"/apis/discovery.k8s.io/v1/namespaces/NAMESPACE/endpointslices labelSelector=kubernetes.io/service-name=kubernetes",
 		},
 		"coil-router": {
 			"/api/v1/nodes",
 			"/apis/coil.cybozu.com/v2/addressblocks",
 		},
 	}[account]
+}
+
+// allowedInPods are watches that a program of each node has in a pod, and doesn't have with a kubeconfig: coild watches which addresses the API servers have.
+var allowedInPods = map[string][]string{
+	"coild": {"/apis/discovery.k8s.io/v1/namespaces/" + Namespace + "/endpointslices labelSelector=kubernetes.io/service-name=kubernetes"},
 }
 
 // allowedOnce are lists that a program of each node may ask for now and then: coild asks for the policies of a pod that is added. It asks which floating
@@ -166,7 +170,7 @@ var allowedOnce = map[string][]string{
 
 // May says whether a program of each node may list or watch something.
 func May(account, subject string) bool {
-	return slices.Contains(Allowed(account), subject) || slices.Contains(allowedOnce[account], subject)
+	return slices.Contains(Allowed(account), subject) || slices.Contains(allowedInPods[account], subject) || slices.Contains(allowedOnce[account], subject)
 }
 
 // Problems says what a program lists or watches that it may not, and what it does not

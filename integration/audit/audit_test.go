@@ -48,7 +48,6 @@ func TestProblems(t *testing.T) {
 		"it does not watch /apis/coil.cybozu.com/v2/egresses",
 		"it does not watch /apis/coil.cybozu.com/v2/egresspolicies",
 		"it does not watch /apis/discovery.k8s.io/v1/endpointslices labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
-		"it does not watch /apis/discovery.k8s.io/v1/namespaces/NAMESPACE/endpointslices labelSelector=kubernetes.io/service-name=kubernetes",
 		"it lists or watches /api/v1/pods",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -24,6 +24,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube/listing"
+	"github.com/coil-net/coil/pkg/plan/health"
 	"github.com/coil-net/coil/pkg/plan/inspection"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/plan/sysdump"
@@ -59,7 +60,7 @@ func (o *sysdumpOptions) survey(ctx context.Context, a *archive) *surveyed {
 	found := &surveyed{at: a.at, images: map[string]int{}, systems: map[string]int{}}
 	objects, err := o.read(ctx, everything)
 	found.statusErr = errors.Join(err, o.leases(ctx, &objects))
-	seen := overviewOf(objects)
+	seen := health.Look(objects)
 	var b bytes.Buffer
 	shown := *o.tool
 	shown.Out, shown.format, shown.colour = &b, formatTable, colourNever
