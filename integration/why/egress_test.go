@@ -33,17 +33,7 @@ func TestEgress(t *testing.T) {
 	egress := testkit.Must(f.NewEgress(ctx, egresses, "nat", v2.EgressSpec{Replicas: 1, Destinations: []string{"203.0.113.0/24"}, Peering: v2.EgressPeeringDirect}))(t)
 	t.Cleanup(func() { testkit.Check(t, egress.Close()) })
 	router := testkit.Must(egress.AddRouter(ctx, f.Node))(t)
-	available := func(want bool) {
-		t.Helper()
-		testkit.Eventually(t, 30*time.Second, "the Egress says whether it has a router", func() error {
-			e, err := f.Coil.CoilV2().Egresses(egresses).Get(ctx, "nat", metav1.GetOptions{})
-			if err == nil && meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable) != want {
-				err = errors.Join(fmt.Errorf("%+v", e.Status), egress.Trouble())
-			}
-			return err
-		})
-	}
-	available(true)
+	f.available(egress, egresses, true)
 
 	// client makes a pod that uses the Egress by its annotation, or that a policy selects by its label.
 	client := func(o rig.SandboxOptions) *rig.Sandbox {
@@ -101,10 +91,10 @@ func TestEgress(t *testing.T) {
 	f.awaitHealthy(annotated)
 
 	router.SetUnready(true)
-	available(false)
+	f.available(egress, egresses, false)
 	wants(t, f.walk(f.pool, annotated.Name, 0), "router", "has no router that serves", "describe egress nat")
 	router.SetUnready(false)
-	available(true)
+	f.available(egress, egresses, true)
 
 	// The same policy, for an Egress that isn't there.
 	testkit.Must(policies.Patch(ctx, "out", types.MergePatchType, []byte(`{"spec":{"egress":{"name":"typo"}}}`), metav1.PatchOptions{}))(t)
@@ -116,4 +106,17 @@ func TestEgress(t *testing.T) {
 		return err
 	})
 	wants(t, f.walk(f.pool, selected.Name, 0), "policies router", "EgressPolicy "+f.pool+"/out selects the pod, and isn't followed")
+}
+
+// available waits until the status of an Egress nat says whether it has a router.
+func (f *fixture) available(egress *rig.Egress, namespace string, want bool) {
+	f.t.Helper()
+	ctx := f.t.Context()
+	testkit.Eventually(f.t, 30*time.Second, "the Egress says whether it has a router", func() error {
+		e, err := f.Coil.CoilV2().Egresses(namespace).Get(ctx, "nat", metav1.GetOptions{})
+		if err == nil && meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable) != want {
+			err = errors.Join(fmt.Errorf("%+v", e.Status), egress.Trouble())
+		}
+		return err
+	})
 }

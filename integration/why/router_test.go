@@ -63,6 +63,7 @@ func TestRouter(t *testing.T) {
 		}
 		return router.Debug(ctx, words...)
 	}
+	f.available(egress, egresses, true)
 	healthy(t, testkit.Must(e.Pod(ctx, f.pool, client.Name))(t))
 	p := testkit.Must(e.Trace(ctx, f.pool, client.Name, netip.MustParseAddrPort("203.0.113.5:443")))(t)
 	if !slices.Equal(p.Sources, []string{router.Addrs[0].String()}) || p.Lost != "" || len(p.Hops) != 4 || len(p.Unknown) > 0 || p.Hops[0].Table != 118 || p.Hops[2].Table != 116 {

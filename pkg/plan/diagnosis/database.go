@@ -352,16 +352,23 @@ func (w *databaseWalk) lacking() {
 		return // they are another plugin's
 	}
 	for _, p := range w.networked() {
-		for _, x := range podAddresses(p) {
-			rows := slices.DeleteFunc(slices.Clone(w.rows[x]), free)
-			switch mine := slices.ContainsFunc(rows, func(a inspection.DatabaseAddress) bool { return a.Namespace == p.Namespace && a.Pod == p.Name }); {
-			case mine || !w.coils(x):
-			case len(rows) > 0:
-				w.wrong(StepLacking, "delete the pod: its successor gets an address of its own", "pod %s/%s has %s, which the record has for %s", p.Namespace, p.Name, x, whose(rows[0]))
-			case len(w.rows[x]) > 0: // the step about cooling tells
-			default:
-				w.wrong(StepLacking, w.restart("coild records the links that the kernel has")+"; or delete the pod. Until then another pod may get the address", "pod %s/%s has %s, which the record lacks", p.Namespace, p.Name, x)
-			}
+		w.lackingOf(p)
+	}
+}
+
+// lackingOf tells of the first address of a pod that the record lacks, or has for another one: a pod's addresses are one row.
+func (w *databaseWalk) lackingOf(p *corev1.Pod) {
+	for _, x := range podAddresses(p) {
+		rows := slices.DeleteFunc(slices.Clone(w.rows[x]), free)
+		switch mine := slices.ContainsFunc(rows, func(a inspection.DatabaseAddress) bool { return a.Namespace == p.Namespace && a.Pod == p.Name }); {
+		case mine || !w.coils(x):
+		case len(rows) > 0:
+			w.wrong(StepLacking, "delete the pod: its successor gets an address of its own", "pod %s/%s has %s, which the record has for %s", p.Namespace, p.Name, x, whose(rows[0]))
+			return
+		case len(w.rows[x]) > 0: // the step about cooling tells
+		default:
+			w.wrong(StepLacking, w.restart("coild records the links that the kernel has")+"; or delete the pod. Until then another pod may get the address", "pod %s/%s has %s, which the record lacks", p.Namespace, p.Name, x)
+			return
 		}
 	}
 }
