@@ -25,6 +25,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -56,7 +57,7 @@ var (
 const (
 	kvmTimeout = 15 * time.Second
 	tcgTimeout = 90 * time.Second
-	// endTimeout is for the power-off, which also flushes the command's last output.
+	// endTimeout is for the power-off.
 	endTimeout = 15 * time.Second
 
 	// waitEnv and limitEnv are the scales of testkit.Timeout and testkit.Limit.
@@ -335,8 +336,9 @@ func (m *machine) talk(conns map[string]net.Conn, qemu *proc.Process) (protocol.
 	}
 	fmt.Fprintf(m.Log, "Linux %s is up (%s)\n", up.Release, m.accel)
 	var output sync.WaitGroup
-	output.Go(func() { io.Copy(m.Stdout, conns[protocol.Stdout]) })
-	output.Go(func() { io.Copy(m.Stderr, conns[protocol.Stderr]) })
+	stdout, stderr := newCounted(m.Stdout), newCounted(m.Stderr)
+	output.Go(func() { stdout.copy(conns[protocol.Stdout]) })
+	output.Go(func() { stderr.copy(conns[protocol.Stderr]) })
 	// Not waited for: it ends with the caller's input or with the machine.
 	go func() {
 		io.Copy(conns[protocol.Stdin], m.Stdin)
@@ -348,6 +350,11 @@ func (m *machine) talk(conns map[string]net.Conn, qemu *proc.Process) (protocol.
 	if err := in.Decode(&exit); err != nil {
 		return exit, fmt.Errorf("the machine died (%w); the end of its console:\n%s", err, proc.Tail(m.console(), consoleLines))
 	}
+	stdout.await(exit.Stdout)
+	stderr.await(exit.Stderr)
+	if err := json.NewEncoder(control).Encode(protocol.Received{}); err != nil {
+		return exit, fmt.Errorf("the machine died before its output had come: %w", err)
+	}
 	select {
 	case <-qemu.Done():
 	case <-time.After(testkit.Timeout(endTimeout)):
@@ -355,6 +362,45 @@ func (m *machine) talk(conns map[string]net.Conn, qemu *proc.Process) (protocol.
 	}
 	output.Wait()
 	return exit, nil
+}
+
+// counted counts what a writer has taken.
+type counted struct {
+	io.Writer
+	bytes atomic.Int64
+	more  chan struct{} // has a token when there is more
+	ended chan struct{}
+}
+
+func newCounted(w io.Writer) *counted {
+	return &counted{Writer: w, more: make(chan struct{}, 1), ended: make(chan struct{})}
+}
+
+// copy copies until the machine has ended, or the writer takes no more.
+func (c *counted) copy(r io.Reader) {
+	io.Copy(c, r)
+	close(c.ended)
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	n, err := c.Writer.Write(b)
+	c.bytes.Add(int64(n))
+	select {
+	case c.more <- struct{}{}:
+	default:
+	}
+	return n, err
+}
+
+// await waits until there are so many bytes, or nothing more comes.
+func (c *counted) await(bytes int64) {
+	for c.bytes.Load() < bytes {
+		select {
+		case <-c.more:
+		case <-c.ended:
+			return
+		}
+	}
 }
 
 func (m *machine) spec() protocol.Spec {

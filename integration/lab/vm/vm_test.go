@@ -171,6 +171,13 @@ func TestRun(t *testing.T) {
 			t.Errorf("error is %v, want one with the kernel's last words", err)
 		}
 	})
+	t.Run("output that the host takes slowly", func(t *testing.T) {
+		var out slow
+		testkit.Check(t, Run(t.Context(), Options{Args: []string{"seq", "200000"}, Stdout: &out, Log: t.Output()}))
+		if got := out.taken.String(); !strings.HasSuffix(got, "\n199999\n200000\n") || strings.Count(got, "\n") != 200000 {
+			t.Errorf("%d lines have come, the last of them %q", strings.Count(got, "\n"), got[max(0, len(got)-50):])
+		}
+	})
 	t.Run("a command that doesn't exist", func(t *testing.T) {
 		err := Run(t.Context(), Options{Args: []string{"no-such-command"}, Log: t.Output()})
 		if err == nil || !strings.Contains(err.Error(), "no-such-command") {
@@ -185,6 +192,14 @@ func TestRun(t *testing.T) {
 			t.Errorf("error is %v, want the context's", err)
 		}
 	})
+}
+
+// slow is a buffer that takes 0.2 s for each write: when the command ends, the machine's port is full.
+type slow struct{ taken bytes.Buffer }
+
+func (s *slow) Write(b []byte) (int, error) {
+	time.Sleep(200 * time.Millisecond)
+	return s.taken.Write(b)
 }
 
 // A machine whose clock counts instructions, as integration/bench/egress has it, waits for nothing.

@@ -1,6 +1,6 @@
 // Package protocol is what the lab and the program vminit, PID 1 of its virtual machines, say to
-// each other: over one virtio port in JSON, first vminit's Up, then the lab's Spec, at last
-// vminit's Exit. It knows nothing of how either of them works.
+// each other: over one virtio port in JSON, first vminit's Up, then the lab's Spec, vminit's Exit, and at last
+// the lab's Received. It knows nothing of how either of them works.
 package protocol
 
 // Names of the virtio ports.
@@ -43,4 +43,10 @@ type Spec struct {
 type Exit struct {
 	Status int
 	Error  string
+	// Stdout and Stderr are how many bytes the command wrote.
+	Stdout, Stderr int64
 }
+
+// Received says that the lab has all that the command wrote. A machine that loses its power loses what its ports hold: the kernel
+// doesn't wait until the host takes it (drivers/char/virtio_console.c, port_fops_write).
+type Received struct{}

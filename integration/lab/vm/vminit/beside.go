@@ -59,10 +59,10 @@ func runBeside() error {
 	)
 	err := json.NewDecoder(os.Stdin).Decode(&spec)
 	if err == nil {
-		exit.Status, err = execute(spec, ports)
+		exit, err = execute(spec, ports)
 	}
 	if err != nil {
 		exit.Error = err.Error()
 	}
-	return json.NewEncoder(ports[protocol.Control]).Encode(exit)
+	return end(ports[protocol.Control], exit)
 }

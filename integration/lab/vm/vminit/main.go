@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +22,8 @@ import (
 const (
 	portTimeout = 30 * time.Second
 	portPoll    = 20 * time.Millisecond
-	// flushTimeout is how long a busy host may take nothing of the command's last output, flushLimit for how long all of it may take.
+	// flushTimeout is how long a busy host may take nothing of the command's last output, flushLimit for how long all of it may take, also
+	// until the lab has it.
 	flushTimeout = 10 * time.Second
 	flushLimit   = 10 * flushTimeout
 )
@@ -83,10 +85,25 @@ func run() error {
 		exit.Error = err.Error()
 	} else if len(spec.Init) > 0 {
 		exit.Error = handOver(spec, ports).Error()
-	} else if exit.Status, err = execute(spec, ports); err != nil {
+	} else if exit, err = execute(spec, ports); err != nil {
 		exit.Error = err.Error()
 	}
-	return json.NewEncoder(control).Encode(exit)
+	return end(control, exit)
+}
+
+// end says how the command ended, and waits until the lab has its output, or is gone.
+func end(control *os.File, exit protocol.Exit) error {
+	if err := json.NewEncoder(control).Encode(exit); err != nil {
+		return err
+	}
+	received := make(chan error, 1)
+	go func() { received <- json.NewDecoder(control).Decode(new(protocol.Received)) }()
+	select {
+	case err := <-received:
+		return err
+	case <-time.After(flushLimit):
+		return errors.New("the lab didn't say that it has the output")
+	}
 }
 
 // loadModules loads what the initramfs brings, in the order of the names.
@@ -129,7 +146,6 @@ func openPorts() (map[string]*os.File, error) {
 				continue
 			}
 			device := "/dev/" + filepath.Base(filepath.Dir(file))
-			// Blocking, so that a write returns only when the host has the data.
 			fd, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC, 0)
 			if err != nil {
 				return nil, fmt.Errorf("open %s: %w", device, err)
@@ -235,36 +251,37 @@ func linkUp(name string) error {
 	return nil
 }
 
-// execute runs the command and returns its exit status as a shell has it. It reaps everything that
+// execute runs the command and returns how it ended, with its exit status as a shell has it. It reaps everything that
 // is left to PID 1 meanwhile.
-func execute(spec protocol.Spec, ports map[string]*os.File) (int, error) {
+func execute(spec protocol.Spec, ports map[string]*os.File) (exit protocol.Exit, err error) {
 	path, err := lookPath(spec.Args[0], spec.Env)
 	if err != nil {
-		return 0, err
+		return exit, err
 	}
 	s, err := newStreams(ports)
 	if err != nil {
-		return 0, err
+		return exit, err
 	}
 	p, err := os.StartProcess(path, spec.Args, &os.ProcAttr{Dir: spec.Dir, Env: spec.Env, Files: s.child})
 	s.closeChild()
 	if err != nil {
-		return 0, err
+		return exit, err
 	}
 	for {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(-1, &status, 0, nil)
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			return 0, fmt.Errorf("wait: %w", err)
+			return exit, fmt.Errorf("wait: %w", err)
 		}
 		if pid != p.Pid {
 			continue
 		}
 		s.flush()
-		if status.Signaled() {
-			return 128 + int(status.Signal()), nil
+		exit.Stdout, exit.Stderr = s.written[0].Load(), s.written[1].Load()
+		if exit.Status = status.ExitStatus(); status.Signaled() {
+			exit.Status = 128 + int(status.Signal())
 		}
-		return status.ExitStatus(), nil
+		return exit, nil
 	}
 }
 
@@ -291,9 +308,10 @@ func lookPath(name string, env []string) (string, error) {
 // streams connect the command with the ports by pipes: a port can't be opened twice, as a command
 // does that opens /dev/stderr.
 type streams struct {
-	child  []*os.File
-	copied chan struct{}
-	moved  chan struct{} // has a token when the host has taken something
+	child   []*os.File
+	copied  chan struct{}
+	moved   chan struct{}   // has a token when a port has taken something
+	written [2]atomic.Int64 // bytes that the ports of the outputs have taken
 }
 
 func newStreams(ports map[string]*os.File) (*streams, error) {
@@ -308,14 +326,14 @@ func newStreams(ports map[string]*os.File) (*streams, error) {
 		_, _ = io.Copy(in, ports[protocol.Stdin])
 		in.Close()
 	}()
-	for _, name := range []string{protocol.Stdout, protocol.Stderr} {
+	for i, name := range []string{protocol.Stdout, protocol.Stderr} {
 		out, w, err := os.Pipe()
 		if err != nil {
 			return nil, err
 		}
 		s.child = append(s.child, w)
 		go func() {
-			_, _ = io.Copy(progress{ports[name], s.moved}, out) // the host is gone: so is this machine
+			_, _ = io.Copy(progress{ports[name], s.moved, &s.written[i]}, out) // the host is gone: so is this machine
 			s.copied <- struct{}{}
 		}()
 	}
@@ -328,7 +346,7 @@ func (s *streams) closeChild() {
 	}
 }
 
-// flush waits until the host has all output. Processes that the command left running may hold the
+// flush waits until the ports have all output. Processes that the command left running may hold the
 // pipes open; they aren't waited for.
 func (s *streams) flush() {
 	limit := time.After(flushLimit)
@@ -347,14 +365,16 @@ func (s *streams) flush() {
 	}
 }
 
-// progress is a port that tells when the host has taken something.
+// progress is a port that tells when it has taken something, and how much.
 type progress struct {
 	io.Writer
 	moved chan<- struct{}
+	bytes *atomic.Int64
 }
 
 func (p progress) Write(b []byte) (int, error) {
 	n, err := p.Writer.Write(b)
+	p.bytes.Add(int64(n))
 	select {
 	case p.moved <- struct{}{}:
 	default:
