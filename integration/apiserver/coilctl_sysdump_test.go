@@ -14,7 +14,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// An archive has the objects of a cluster, also what only a real API server says, such as that a kind isn't installed.
+// The archive has the objects of a cluster. It also has the answers that only a real API server gives, such as that a kind isn't installed.
 func TestCoilctlSysdump(t *testing.T) {
 	c := ipamCluster(t)
 	c.pool(t, "blue", 2, v4("10.0.0.0/28"))

@@ -17,7 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// TestDescribe compares what "kubectl describe" prints of the first object of each kind, with an Event, with testdata/describe.txt.
+// TestDescribe compares the output of "kubectl describe" with testdata/describe.txt. It describes the first object of each kind, which has an Event.
 func TestDescribe(t *testing.T) {
 	api := own(t, controlplane.Options{})
 	cfg := api.RESTConfig()
@@ -49,7 +49,7 @@ func TestDescribe(t *testing.T) {
 }
 
 var (
-	// changing is what each run has another value of: metadata, and the age of an Event, which tells for how long it came.
+	// changing matches values that differ from run to run: metadata, and the ages of an Event.
 	changing = regexp.MustCompile(`(?m)((?:^  Creation Timestamp:|^  Resource Version:|^  UID:) +|^  Warning  Reason +)(?:\S+(?: \(x3 over \S+\))?)`)
 	// heads are as wide as the age.
 	heads = regexp.MustCompile(`(?m)^(  Type     Reason  Age|  ----     ------  ----) +`)

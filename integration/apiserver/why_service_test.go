@@ -84,7 +84,7 @@ func (s *served) walks(name, wrong string, ahead time.Duration, says ...string) 
 	return d
 }
 
-// coilctl says what is wrong with Services that coil-lb-controller serves, or can't.
+// coilctl why service names the fault of each Service that coil-lb-controller can't serve, and none of those that it serves.
 func TestWhyService(t *testing.T) {
 	s := servicesCluster(t)
 	stop := s.start()
@@ -145,14 +145,14 @@ func TestWhyService(t *testing.T) {
 	s.empty()
 }
 
-// gatewayPool makes the pool edge, whose addresses gateways have.
+// gatewayPool makes the AddressPool edge. Gateways have its addresses.
 func (s *served) gatewayPool() {
 	p := &v2.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "edge"}}
 	p.Spec = v2.AddressPoolSpec{Purpose: v2.PurposeFloating, Announce: v2.AnnounceGateway, Subnets: []v2.SubnetSet{v4("198.51.100.0/29")}}
 	testkit.Must(s.coil.CoilV2().AddressPools().Create(s.t.Context(), p, metav1.CreateOptions{}))(s.t)
 }
 
-// Without a right the steps that need it aren't known, and nothing is wrong; with those that the help names all is told, but what coild would say.
+// A step that needs a missing right is unknown, not wrong. With the rights that the help names every step is known, but those that coild answers.
 func TestWhyServiceRights(t *testing.T) {
 	s := servicesCluster(t)
 	s.start()

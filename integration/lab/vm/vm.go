@@ -364,7 +364,7 @@ func (m *machine) talk(conns map[string]net.Conn, qemu *proc.Process) (protocol.
 	return exit, nil
 }
 
-// counted counts what a writer has taken.
+// counted is a writer that counts its bytes.
 type counted struct {
 	io.Writer
 	bytes atomic.Int64

@@ -47,6 +47,6 @@ type Exit struct {
 	Stdout, Stderr int64
 }
 
-// Received says that the lab has all that the command wrote. A machine that loses its power loses what its ports hold: the kernel
-// doesn't wait until the host takes it (drivers/char/virtio_console.c, port_fops_write).
+// Received says that the lab has the whole output of the command. Data in a virtio port is lost at power-off: a write returns
+// before the host takes it (drivers/char/virtio_console.c, port_fops_write).
 type Received struct{}
