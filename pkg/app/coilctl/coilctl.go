@@ -92,6 +92,16 @@ func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command 
 	return root
 }
 
+// exactly accepts so many arguments. Its error shows the command's use.
+func exactly(n int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) == n {
+			return nil
+		}
+		return fmt.Errorf("wrong number of arguments (got %d, want %d): %s", len(args), n, c.UseLine())
+	}
+}
+
 // validate says what is wrong with the flags of all commands.
 func (t *tool) validate() error {
 	var errs []error

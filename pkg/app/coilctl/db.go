@@ -42,7 +42,7 @@ func (t *tool) db() *cobra.Command {
 func (t *tool) dbDump() *cobra.Command {
 	o := &dbOptions{tool: t, ask: t.execCoild}
 	c := &cobra.Command{
-		Use: "dump NODE", Short: "Get a copy of a node's record of addresses", Args: cobra.ExactArgs(1),
+		Use: "dump NODE", Short: "Get a copy of a node's record of addresses", Args: exactly(1),
 		Long: "Get a copy of a node's record of addresses as a SQLite file, which coild makes while it goes on giving addresses: all of it as it is at one moment. " +
 			"Whether the file is whole is checked by its length and its SHA-256. With --output=json or yaml the rows are printed, with texts as they are in the file.\n\n" +
 			"Rights: list pods; " + rightsOfDB + ".",
@@ -59,7 +59,7 @@ func (t *tool) dbDump() *cobra.Command {
 func (t *tool) dbCheck() *cobra.Command {
 	o := &dbOptions{tool: t}
 	c := &cobra.Command{
-		Use: "check NODE", Short: "Compare a node's record of addresses with the API server", Args: cobra.ExactArgs(1),
+		Use: "check NODE", Short: "Compare a node's record of addresses with the API server", Args: exactly(1),
 		Long: "Compare a node's record of addresses with the AddressBlocks and the Pods of the node, have SQLite check the file, and say what to do about each fault. " +
 			"It looks twice, some seconds apart: what is only on its way isn't a fault. Nothing is changed. The exit code is 1 if something is wrong.\n\n" +
 			"Rights: list pods, addressblocks, addresspools of coil.cybozu.com; get nodes; " + rightsOfDB + ".",

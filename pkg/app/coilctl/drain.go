@@ -39,7 +39,7 @@ type drainOptions struct {
 func (t *tool) drain() *cobra.Command {
 	o := &drainOptions{tool: t}
 	c := &cobra.Command{
-		Use: "drain POOL", Short: "Have an AddressPool give nothing new, and move its pods to other pools", Args: cobra.ExactArgs(1),
+		Use: "drain POOL", Short: "Have an AddressPool give nothing new, and move its pods to other pools", Args: exactly(1),
 		Long: "Have an AddressPool give nothing new (spec.drain). With --follow, move the pods that have addresses of it as well, by eviction: their successors get addresses of the pool " +
 			"that their namespace names by then.\n\n" +
 			"An eviction respects PodDisruptionBudgets: one that is refused is tried again until it succeeds. Volumes of the type emptyDir are lost with their pods. " +

@@ -35,7 +35,7 @@ type releaseOptions struct {
 func (t *tool) release() *cobra.Command {
 	o := &releaseOptions{tool: t}
 	c := &cobra.Command{
-		Use: "release BLOCK", Short: "Take an AddressBlock from a node that will not give it back", Args: cobra.ExactArgs(1),
+		Use: "release BLOCK", Short: "Take an AddressBlock from a node that will not give it back", Args: exactly(1),
 		Long: "Take an AddressBlock from a node that will not give it back, so that its addresses are free. It is needed seldom: coild gives a block back when its last address has cooled down, and coil-ipam-controller frees " +
 			"the blocks of a Node that was deleted after a quarantine of ten minutes. Without --force it only says who has the block, and whether it may be taken.\n\n" +
 			"A block isn't taken while a pod has an address of it, nor unless one of these is certain: the Node doesn't exist; or the Node isn't ready and has the taint " + corev1.TaintNodeOutOfService +

@@ -21,7 +21,7 @@ var errLost = errors.New("packets get lost")
 func (t *tool) trace() *cobra.Command {
 	o := &whyOptions{tool: t}
 	c := &cobra.Command{
-		Use: "trace [NAMESPACE/]POD DESTINATION[:PORT]", Short: "Tell which way packets of a pod go to an address", Args: cobra.ExactArgs(2),
+		Use: "trace [NAMESPACE/]POD DESTINATION[:PORT]", Short: "Tell which way packets of a pod go to an address", Args: exactly(2),
 		Long: "Tell which way packets of a pod go to an address: the rule, the table and the link in the pod and on its node, the tunnel to a router of an Egress, and the source address that " +
 			"the destination sees. Kernels are asked what they would do; nothing is sent. What rules of nftables and Service proxies do with packets isn't told.\n\n" +
 			"It needs the rights to get pods and namespaces, to list pods, and to list egresses, egresspolicies and egressclusterpolicies of coil.cybozu.com; also to get and create pods/exec in the " +

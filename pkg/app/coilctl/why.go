@@ -42,7 +42,7 @@ func (t *tool) why() *cobra.Command {
 
 func (o *whyOptions) whyPod() *cobra.Command {
 	return &cobra.Command{
-		Use: "pod [NAMESPACE/]NAME", Short: "Tell why a pod has no network, or which part of it is wrong", Args: cobra.ExactArgs(1),
+		Use: "pod [NAMESPACE/]NAME", Short: "Tell why a pod has no network, or which part of it is wrong", Args: exactly(1),
 		Long: "Tell why a pod has no network, or which part of it is wrong: the pod and its node, the namespace's pool, BlockRequests, the block, the record of the address, the link, " +
 			"rules, routes, the source guard, kernel parameters, exported routes, and what it uses Egresses for.\n\n" +
 			"It needs the rights to get pods, namespaces and nodes, to list pods and events, and to get and list all kinds of coil.cybozu.com. " + rightsOfWhy,
@@ -59,7 +59,7 @@ func (o *whyOptions) whyPod() *cobra.Command {
 
 func (o *whyOptions) whyAddress() *cobra.Command {
 	return &cobra.Command{
-		Use: "address ADDRESS", Short: "Tell who has an address, and whether it leads there", Args: cobra.ExactArgs(1),
+		Use: "address ADDRESS", Short: "Tell who has an address, and whether it leads there", Args: exactly(1),
 		Long: "Tell who has an address: its pool, its block, the node of that, the pod in the record of addresses, and what that has in the kernel, or the Services that are reached by it.\n\n" +
 			"It needs the rights to get nodes, to list pods, and to list addresspools and addressblocks of coil.cybozu.com; of an address of Services also those of \"why service\". " + rightsOfWhy,
 		Example: "  coilctl why address 10.100.0.225",
@@ -76,7 +76,7 @@ func (o *whyOptions) whyAddress() *cobra.Command {
 
 func (o *whyOptions) whyNode() *cobra.Command {
 	return &cobra.Command{
-		Use: "node NAME", Short: "Tell what is wrong with a node, for all of its pods", Args: cobra.ExactArgs(1),
+		Use: "node NAME", Short: "Tell what is wrong with a node, for all of its pods", Args: exactly(1),
 		Long: "Tell what is wrong with a node: its coild, BlockRequests, blocks, what its pods have in the kernel, and what they share.\n\n" +
 			"It needs the rights to get nodes, to list pods, and to list addressblocks and blockrequests of coil.cybozu.com. " + rightsOfWhy,
 		Example: "  coilctl why node worker-1",
@@ -88,7 +88,7 @@ func (o *whyOptions) whyNode() *cobra.Command {
 
 func (o *whyOptions) whyService() *cobra.Command {
 	return &cobra.Command{
-		Use: "service [NAMESPACE/]NAME", Short: "Tell why a Service of the type LoadBalancer has no address, or isn't reached by it", Args: cobra.ExactArgs(1),
+		Use: "service [NAMESPACE/]NAME", Short: "Tell why a Service of the type LoadBalancer has no address, or isn't reached by it", Args: exactly(1),
 		Long: "Tell why a Service of the type LoadBalancer has no address, or isn't reached by it: what it asks for, the controllers' leaders, the pool, what OpenStack provides, the AddressClaim, " +
 			"the Service's status, the node or the gateways that have the address, endpoints, and which clients are let in.\n\n" + rightsOfWhyService + ". " + rightsOfWhy,
 		Example:           "  coilctl why service shop/web\n  coilctl why service web --namespace=shop -o json",
