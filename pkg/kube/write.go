@@ -39,8 +39,8 @@ func PatchMetadata[T any](ctx context.Context, c Patcher[T], read metav1.Object,
 	return PatchAsRead(ctx, c, read, map[string]any{"metadata": fields})
 }
 
-// PatchAsRead replaces fields of an object as PatchMetadata does, by a JSON merge patch (RFC 7386).
-func PatchAsRead[T any](ctx context.Context, c Patcher[T], read metav1.Object, fields map[string]any) (*T, error) {
+// PatchAsRead replaces fields of an object, or of a subresource of it such as "status", as PatchMetadata does, by a JSON merge patch (RFC 7386).
+func PatchAsRead[T any](ctx context.Context, c Patcher[T], read metav1.Object, fields map[string]any, subresources ...string) (*T, error) {
 	fields = maps.Clone(fields)
 	metadata, _ := fields["metadata"].(map[string]any)
 	metadata = maps.Clone(metadata)
@@ -53,7 +53,7 @@ func PatchAsRead[T any](ctx context.Context, c Patcher[T], read metav1.Object, f
 	if err != nil {
 		return nil, err
 	}
-	after, err := c.Patch(ctx, read.GetName(), types.MergePatchType, patch, metav1.PatchOptions{})
+	after, err := c.Patch(ctx, read.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}, subresources...)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -13,8 +14,23 @@ import (
 func AtNode(node string) string { return "node " + node + ": " }
 
 // ForwardingBlockedAt returns the nodes that drop packets of a floating address that they should forward, as far as is known.
-func ForwardingBlockedAt(b *v2.AddressBlock) (nodes []string) {
-	c := meta.FindStatusCondition(b.Status.Conditions, v2.BlockForwardingBlocked)
+func ForwardingBlockedAt(b *v2.AddressBlock) []string { return tellers(b, v2.BlockForwardingBlocked) }
+
+// told are the conditions of an AddressBlock whose messages have a line of each node that has seen what they tell.
+var told = []string{v2.BlockConflicting, v2.BlockForwardingBlocked}
+
+// Tellers returns the nodes that have a line in a condition of an AddressBlock, sorted.
+func Tellers(b *v2.AddressBlock) (nodes []string) {
+	for _, kind := range told {
+		nodes = append(nodes, tellers(b, kind)...)
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// tellers returns the nodes that have a line in a condition that is True.
+func tellers(b *v2.AddressBlock, kind string) (nodes []string) {
+	c := meta.FindStatusCondition(b.Status.Conditions, kind)
 	if c == nil || c.Status != metav1.ConditionTrue {
 		return nil
 	}
@@ -23,6 +39,23 @@ func ForwardingBlockedAt(b *v2.AddressBlock) (nodes []string) {
 		nodes = append(nodes, node)
 	}
 	return nodes
+}
+
+// WithoutTeller returns the conditions of an AddressBlock without the lines of a node. A condition without any other line is False, because of why.
+func WithoutTeller(b *v2.AddressBlock, node, why string) []metav1.Condition {
+	after := slices.Clone(b.Status.Conditions)
+	for _, kind := range told {
+		if !slices.Contains(tellers(b, kind), node) {
+			continue
+		}
+		c := *meta.FindStatusCondition(after, kind)
+		if c.Message = Told(c.Message, node, ""); c.Message == "" {
+			c.LastTransitionTime = metav1.Time{} // now
+			c.Status, c.Reason, c.Message = metav1.ConditionFalse, v2.ReasonOver, AtNode(node)+why
+		}
+		meta.SetStatusCondition(&after, c)
+	}
+	return after
 }
 
 // Told returns a message of a condition of an AddressBlock, which has a line of each node that has seen something, with another line of a node, or

@@ -31,3 +31,29 @@ func TestTold(t *testing.T) {
 		t.Errorf("at the end %q is told", m)
 	}
 }
+
+// A node that is gone tells nothing any more.
+func TestWithoutTeller(t *testing.T) {
+	block := &v2.AddressBlock{}
+	block.Status.Conditions = []metav1.Condition{
+		{Type: v2.BlockConflicting, Status: metav1.ConditionTrue, Message: "node b: a rival"},
+		{Type: v2.BlockForwardingBlocked, Status: metav1.ConditionTrue, Message: "node a: dropped\nnode b: dropped"},
+		{Type: v2.BlockStandbyInStep, Status: metav1.ConditionFalse, Message: "node b: late"},
+	}
+	if got := Tellers(block); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("tellers are %q, want a and b", got)
+	}
+	for i, c := range WithoutTeller(block, "b", "the Node is gone") {
+		want := []metav1.Condition{
+			{Status: metav1.ConditionFalse, Reason: v2.ReasonOver, Message: "node b: the Node is gone"},
+			{Status: metav1.ConditionTrue, Message: "node a: dropped"},
+			{Status: metav1.ConditionFalse, Message: "node b: late"},
+		}[i]
+		if c.Status != want.Status || c.Reason != want.Reason || c.Message != want.Message {
+			t.Errorf("condition %s is %+v, want %+v", c.Type, c, want)
+		}
+	}
+	if m := block.Status.Conditions[0].Message; m != "node b: a rival" {
+		t.Errorf("the block itself says %q now", m)
+	}
+}

@@ -21,6 +21,8 @@
 // name is taken, so no address of the block can be given to anybody else; the quarantine
 // is for a machine that still runs although its Node object is gone.
 //
+// A Node that is gone sees nothing wrong with addresses any more: its lines in the conditions of AddressBlocks go, too.
+//
 // BlockRequests are owned by their Node; Kubernetes' garbage collector deletes them.
 package blockgc
 
@@ -47,6 +49,7 @@ import (
 	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/syncmap"
@@ -88,11 +91,13 @@ type Controller struct {
 	cfg    Config
 	blocks kube.Cache[v2.AddressBlock]
 	byNode kube.Index[v2.AddressBlock]
-	pools  kube.Cache[v2.AddressPool]
-	nodes  kube.Cache[corev1.Node]
-	synced []cache.DoneChecker
-	loop   *reconcile.Loop[string] // by node name
-	now    func() time.Time
+	// byTeller has blocks under the nodes that have a line in their conditions.
+	byTeller kube.Index[v2.AddressBlock]
+	pools    kube.Cache[v2.AddressPool]
+	nodes    kube.Cache[corev1.Node]
+	synced   []cache.DoneChecker
+	loop     *reconcile.Loop[string] // by node name
+	now      func() time.Time
 	// active is false as long as another replica leads: nothing is queued then.
 	active atomic.Bool
 
@@ -110,6 +115,7 @@ func New(cfg Config) (*Controller, error) {
 		now:    time.Now,
 	}
 	c.byNode = c.blocks.IndexBy(func(b *v2.AddressBlock) []string { return []string{b.Labels[v2.LabelNode]} })
+	c.byTeller = c.blocks.IndexBy(plan.Tellers)
 	c.loop = reconcile.New("blockgc", c.sync, cfg.LoopMetrics)
 	synced, err := reconcile.Register(
 		reconcile.On(cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
@@ -134,6 +140,11 @@ func (c *Controller) blockChanged(a, b *v2.AddressBlock) {
 		a.Annotations[v2.AnnotationNodeUID] != b.Annotations[v2.AnnotationNodeUID] ||
 		a.Annotations[v2.AnnotationDisowned] != b.Annotations[v2.AnnotationDisowned] {
 		c.loop.AddAfter(b.Labels[v2.LabelNode], settle)
+	}
+	for _, node := range plan.Tellers(b) {
+		if c.nodes.Find(node) == nil {
+			c.loop.AddAfter(node, settle)
+		}
 	}
 }
 
@@ -184,7 +195,7 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // all looks at every block.
 func (c *Controller) all(ctx context.Context) {
-	for _, node := range c.byNode.Keys() {
+	for _, node := range append(c.byNode.Keys(), c.byTeller.Keys()...) {
 		c.loop.Add(node)
 	}
 	for _, b := range c.blocks.All() {
@@ -216,10 +227,10 @@ func (c *Controller) warn(ctx context.Context, b *v2.AddressBlock, reason, messa
 	klog.FromContext(ctx).V(2).Info("A block needs attention", "block", b.Name, "reason", reason, "message", message)
 }
 
-// sync looks at the blocks of one node.
+// sync looks at the blocks of one node, and at those with its lines.
 func (c *Controller) sync(ctx context.Context, node string) error {
-	blocks := c.byNode.Under(node)
-	if node == "" || c.nothingToDo(node, blocks) {
+	blocks, told := c.byNode.Under(node), c.byTeller.Under(node)
+	if node == "" || c.nothingToDo(node, blocks, told) {
 		return nil
 	}
 	live, err := c.cfg.Core.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
@@ -247,6 +258,11 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 			next = wait
 		}
 	}
+	if live == nil {
+		for _, b := range told {
+			errs = append(errs, c.tellsNoMore(ctx, b, node))
+		}
+	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
@@ -258,9 +274,9 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 
 // nothingToDo spares the API server: the cache is believed as long as it shows that
 // all is well.
-func (c *Controller) nothingToDo(node string, blocks []*v2.AddressBlock) bool {
+func (c *Controller) nothingToDo(node string, blocks, told []*v2.AddressBlock) bool {
 	n := c.nodes.Find(node)
-	return len(blocks) == 0 || n != nil && !slices.ContainsFunc(blocks, func(b *v2.AddressBlock) bool {
+	return len(blocks)+len(told) == 0 || n != nil && !slices.ContainsFunc(blocks, func(b *v2.AddressBlock) bool {
 		return ofEarlier(b, n) || disowned(b, n)
 	})
 }
@@ -307,5 +323,15 @@ func (c *Controller) startQuarantine(ctx context.Context, b *v2.AddressBlock, no
 	}
 	c.warn(ctx, b, "NodeGone", fmt.Sprintf("Node %s is gone: the block can be carved again after %s", node, c.cfg.Quarantine))
 	klog.FromContext(ctx).Info("A node is gone, its block is in quarantine", "block", b.Name, "node", node, "for", c.cfg.Quarantine)
+	return nil
+}
+
+// tellsNoMore takes the lines of a node that is gone out of the conditions of a block.
+func (c *Controller) tellsNoMore(ctx context.Context, b *v2.AddressBlock, node string) error {
+	conditions := plan.WithoutTeller(b, node, "the Node is gone")
+	status := map[string]any{"status": map[string]any{"conditions": conditions}}
+	if _, err := kube.PatchAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, status, "status"); err != nil {
+		return fmt.Errorf("take the lines of Node %s out of the conditions of AddressBlock %s: %w", node, b.Name, err)
+	}
 	return nil
 }

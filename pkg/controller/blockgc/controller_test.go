@@ -72,7 +72,9 @@ func (f *fixture) react(action clienttesting.Action) (bool, runtime.Object, erro
 			return true, nil, fmt.Errorf("patch %s without preconditions: %w", a.Patch, err)
 		}
 		what := "note"
-		if p.Metadata.Annotations == nil {
+		if a.Subresource == "status" {
+			what = "conditions " + string(a.Patch) + " of"
+		} else if p.Metadata.Annotations == nil {
 			what = "release"
 		} else if p.Metadata.Finalizers != nil {
 			what = "note and finalizer"
@@ -189,6 +191,59 @@ func TestSync(t *testing.T) {
 
 func node(name, uid string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
+}
+
+// A Node that is gone sees nothing wrong with addresses any more. One that is there says so itself.
+func TestLinesOfNodes(t *testing.T) {
+	condition := func(kind, message string) metav1.Condition {
+		return metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: v2.ReasonPacketsDropped, Message: message}
+	}
+	told := func(name string, conditions ...metav1.Condition) *v2.AddressBlock {
+		b := block(name, "", "")
+		b.Labels = map[string]string{v2.LabelPool: "out"}
+		b.Status.Conditions = conditions
+		return b
+	}
+	blocks := []*v2.AddressBlock{
+		told("out-0", condition(v2.BlockConflicting, "node other: a rival"), condition(v2.BlockForwardingBlocked, "node other: dropped\nnode node: dropped")),
+		told("out-1", condition(v2.BlockForwardingBlocked, "node node: dropped")),
+		told("out-2", condition(v2.BlockForwardingBlocked, "node other: dropped")),
+	}
+	for name, there := range map[string]bool{"gone": false, "there": true} {
+		t.Run(name, func(t *testing.T) {
+			var live []*corev1.Node
+			if there {
+				live = append(live, node("node", "a"))
+			}
+			f := newFixture(t, live...)
+			f.add(t, blocks...)
+			if err := f.sync(t.Context(), "node"); err != nil {
+				t.Fatal(err)
+			}
+			if there {
+				if len(f.writes) != 0 {
+					t.Errorf("writes are %q, want none", f.writes)
+				}
+				return
+			}
+			wants := map[string][]string{
+				"of out-0": {`"message":"node other: a rival"`, `"message":"node other: dropped"`},
+				"of out-1": {`"message":"node node: the Node is gone"`, `"status":"False"`},
+			}
+			for _, w := range f.writes {
+				i := strings.LastIndex(w, "of ")
+				for _, want := range wants[w[i:]] {
+					if !strings.Contains(w, want) {
+						t.Errorf("write is %q, want one with %s", w, want)
+					}
+				}
+				delete(wants, w[i:])
+			}
+			if len(wants) != 0 || len(f.writes) != 2 {
+				t.Errorf("writes are %q, want one each of out-0 and out-1", f.writes)
+			}
+		})
+	}
 }
 
 // The clock that noted the time on a block may have been another leader's, and wrong.

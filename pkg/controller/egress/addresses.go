@@ -121,8 +121,6 @@ func (c *Controller) syncPlaces(ctx context.Context, key types.NamespacedName) e
 	for _, b := range blocks {
 		if p, changed := places[b.Name]; changed {
 			errs = append(errs, c.place(ctx, b, p))
-		} else {
-			errs = append(errs, c.unblock(ctx, b))
 		}
 	}
 	return errors.Join(errs...)

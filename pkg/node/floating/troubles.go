@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	typed "github.com/coil-net/coil/generated/clientset/versioned/typed/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -272,16 +271,8 @@ func (t *Troubles) ended(b *v2.AddressBlock, condition string) bool {
 
 // PatchConditions replaces the conditions of a block, unless it has changed since it was read.
 func PatchConditions(ctx context.Context, blocks typed.AddressBlockInterface, b *v2.AddressBlock, conditions []metav1.Condition) error {
-	_, err := kube.PatchAsRead(ctx, status{blocks}, b, map[string]any{"status": map[string]any{"conditions": conditions}})
+	_, err := kube.PatchAsRead(ctx, blocks, b, map[string]any{"status": map[string]any{"conditions": conditions}}, "status")
 	return err
-}
-
-// status patches the status of blocks.
-type status struct{ typed.AddressBlockInterface }
-
-// Patch implements kube.Patcher.
-func (s status) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, _ ...string) (*v2.AddressBlock, error) {
-	return s.AddressBlockInterface.Patch(ctx, name, pt, data, o, "status")
 }
 
 // Describe implements prometheus.Collector.
