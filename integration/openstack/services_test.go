@@ -19,8 +19,10 @@ import (
 	lab "github.com/coil-net/coil/integration/lab/openstack"
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/app/coilctl"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/openstack"
+	"github.com/coil-net/coil/pkg/plan/diagnosis"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -236,6 +238,16 @@ func Test1Service(t *testing.T) {
 		t.Fatalf("the Service tells %s, and its claim %+v", told, web.Status)
 	}
 	s.has("made", web)
+	t.Run("coilctl why address", func(t *testing.T) {
+		d := coilctl.Examiner{Core: s.Core, Coil: s.Coil}.Address(t.Context(), told[0])
+		for step, says := range map[string]string{
+			diagnosis.StepOpenStack: "port " + p.PortID + ": it leads to " + p.IPv4, diagnosis.StepBlock: "is at gateways", diagnosis.StepService: s.pool + "/web",
+		} {
+			if !slices.ContainsFunc(d.Steps, func(is diagnosis.Step) bool { return is.Step == step && strings.Contains(is.Seen, says) }) {
+				t.Errorf("of %s step %q doesn't say %q: %+v", told[0], step, says, d.Steps)
+			}
+		}
+	})
 
 	t.Run("2 shared", func(t *testing.T) {
 		s.calls()

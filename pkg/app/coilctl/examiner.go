@@ -76,12 +76,19 @@ func (e Examiner) Address(ctx context.Context, a netip.Addr) diagnosis.Diagnosis
 	r.pools(ctx)
 	r.do(diagnosis.KindBlocks, func() error { return r.allBlocks(ctx) })
 	r.wait()
-	b := diagnosis.BlockOf(f.Blocks, a)
+	at := a
+	if diagnosis.PoolOf(f.Pools, a) == nil {
+		var claims []*v2.AddressClaim
+		r.claims(ctx, &claims)
+		r.wait()
+		f.FloatingIP, at = diagnosis.BehindFloatingIP(claims, a)
+	}
+	b := diagnosis.BlockOf(f.Blocks, at)
 	f.Blocks = nil
 	if b != nil {
 		f.Blocks = []*v2.AddressBlock{b}
 		if node := b.Labels[v2.LabelNode]; node != "" {
-			r.node(ctx, node, "address", a.String())
+			r.node(ctx, node, "address", at.String())
 			r.wait()
 		}
 		f.Services = e.servicesAt(ctx, b)

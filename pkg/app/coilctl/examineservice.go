@@ -33,12 +33,7 @@ func (e Examiner) Service(ctx context.Context, namespace, name string) (diagnosi
 		l, err := r.Coil.CoilV2().AddressBlocks().List(ctx, floating)
 		return listed(&f.Blocks, l, err)
 	})
-	claims := cached()
-	claims.LabelSelector = loadbalancer.LabelClaim + "=true"
-	r.do(diagnosis.KindClaims, func() error {
-		l, err := r.Coil.CoilV2().AddressClaims(metav1.NamespaceAll).List(ctx, claims)
-		return listed(&f.Claims, l, err)
-	})
+	r.claims(ctx, &f.Claims)
 	r.do(diagnosis.KindGateways, func() error {
 		l, err := r.Coil.CoilV2().LoadBalancerGateways().List(ctx, cached())
 		return listed(&f.Gateways, l, err)
@@ -63,6 +58,16 @@ func (e Examiner) Service(ctx context.Context, namespace, name string) (diagnosi
 	}
 	r.wait()
 	return diagnosis.Service(f), nil
+}
+
+// claims reads the AddressClaims of Services.
+func (r *reading) claims(ctx context.Context, into *[]*v2.AddressClaim) {
+	options := cached()
+	options.LabelSelector = loadbalancer.LabelClaim + "=true"
+	r.do(diagnosis.KindClaims, func() error {
+		l, err := r.Coil.CoilV2().AddressClaims(metav1.NamespaceAll).List(ctx, options)
+		return listed(into, l, err)
+	})
 }
 
 // leases reads those of the controllers that Services need.

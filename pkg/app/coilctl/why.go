@@ -60,8 +60,8 @@ func (o *whyOptions) whyPod() *cobra.Command {
 func (o *whyOptions) whyAddress() *cobra.Command {
 	return &cobra.Command{
 		Use: "address ADDRESS", Short: "Tell who has an address, and whether it leads there", Args: exactly(1),
-		Long: "Tell who has an address: its pool, its block, the node of that, the pod in the record of addresses, and what that has in the kernel, or the Services that are reached by it.\n\n" +
-			"It needs the rights to get nodes, to list pods, and to list addresspools and addressblocks of coil.cybozu.com; of an address of Services also those of \"why service\". " + rightsOfWhy,
+		Long: "Tell who has an address: its pool, its block, the node of that, the pod in the record of addresses, and what that has in the kernel, or the Services that are reached by it. It may be a floating IP of OpenStack.\n\n" +
+			"It needs the rights to get nodes, to list pods, and to list addresspools and addressblocks of coil.cybozu.com; of an address of no pool also addressclaims; of an address of Services also those of \"why service\". " + rightsOfWhy,
 		Example: "  coilctl why address 10.100.0.225",
 		RunE: func(c *cobra.Command, args []string) error {
 			a, err := netip.ParseAddr(args[0])

@@ -24,10 +24,37 @@ func BlockOf(all []*v2.AddressBlock, a netip.Addr) *v2.AddressBlock {
 	return nil
 }
 
+// PoolOf returns the pool that has an address, nil if none has.
+func PoolOf(all []*v2.AddressPool, a netip.Addr) *v2.AddressPool {
+	for _, p := range all {
+		if slices.ContainsFunc(pools.Prefixes(p), func(r netip.Prefix) bool { return r.Contains(a) }) {
+			return p
+		}
+	}
+	return nil
+}
+
+// BehindFloatingIP returns the claim with a as floating IP of OpenStack, and the address to which that leads; nil if no claim has it.
+func BehindFloatingIP(claims []*v2.AddressClaim, a netip.Addr) (*v2.AddressClaim, netip.Addr) {
+	for _, c := range claims {
+		if p := c.Status.Provided; p != nil && p.FloatingIP == a.String() {
+			if inner, err := netip.ParseAddr(p.IPv4); err == nil {
+				return c, inner
+			}
+		}
+	}
+	return nil, a
+}
+
 // Address walks from an address to who has it.
 func Address(a netip.Addr, f Facts) Diagnosis {
 	w := &walk{Facts: f}
 	d := Diagnosis{Subject: "Address " + a.String()}
+	if c := f.FloatingIP; c != nil {
+		_, inner := BehindFloatingIP([]*v2.AddressClaim{c}, a)
+		w.right(StepOpenStack, "%s is the floating IP of port %s: it leads to %s of AddressClaim %s/%s", a, c.Status.Provided.PortID, inner, c.Namespace, c.Name)
+		a = inner
+	}
 	if w.poolOf(a) {
 		if b := w.blockOf(a); b != nil && b.Labels[v2.LabelNode] != "" {
 			w.node(b.Labels[v2.LabelNode])
@@ -44,13 +71,14 @@ func (w *walk) poolOf(a netip.Addr) bool {
 	if w.unread(StepPool, KindPools) {
 		return true
 	}
-	for _, p := range w.Pools {
-		if slices.ContainsFunc(pools.Prefixes(p), func(r netip.Prefix) bool { return r.Contains(a) }) {
-			w.right(StepPool, "AddressPool %s has %s", p.Name, a)
-			return true
-		}
+	if p := PoolOf(w.Pools, a); p != nil {
+		w.right(StepPool, "AddressPool %s has %s", p.Name, a)
+		return true
 	}
-	w.wrong(StepPool, "if it is to be an address of pods, append its subnet to an AddressPool", "no AddressPool has %s: Coil gives it to nobody", a)
+	if w.unread(StepOpenStack, KindClaims) {
+		return false // it may be a floating IP
+	}
+	w.wrong(StepPool, "if it is to be an address of pods, append its subnet to an AddressPool", "no AddressPool has %s, and no AddressClaim has it as floating IP: Coil gives it to nobody", a)
 	return false
 }
 

@@ -115,6 +115,8 @@ type Facts struct {
 	Routers []AskedRouter
 	// Services are the walks about those that are reached by the address that is asked about.
 	Services []Diagnosis
+	// FloatingIP is the AddressClaim with the address that is asked about as floating IP of OpenStack; nil if none has it.
+	FloatingIP *v2.AddressClaim
 	// Unread has the kinds of objects that couldn't be read, such as "AddressPools", with the reasons.
 	Unread map[string]string
 	Now    time.Time

@@ -71,6 +71,12 @@ func TestAddress(t *testing.T) {
 			b := floating(f)
 			b.Status.Conditions = []metav1.Condition{{Type: v2.BlockConflicting, Status: metav1.ConditionTrue, Message: "02:00:00:00:00:01 has it"}}
 		}, "block", "02:00:00:00:00:01"},
+		{"a floating IP of OpenStack", "203.0.113.9", func(f *PodFacts) {
+			floating(f).Floating.Holding.Holder = "n2"
+			f.FloatingIP = &v2.AddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "lb", Name: "web"}}
+			f.FloatingIP.Status.Provided = &v2.ProvidedAddress{PortID: "p1", IPv4: addr, FloatingIP: "203.0.113.9"}
+		}, "", "at node n2"},
+		{"of claims that nobody may read", "203.0.113.9", func(f *PodFacts) { f.Unread = map[string]string{KindClaims: "forbidden"} }, "", "forbidden"},
 		{"of a block without node", addr, func(f *PodFacts) { delete(f.Blocks[0].Labels, v2.LabelNode) }, "block", "is no node's"},
 		{"of two pods", addr, func(f *PodFacts) { f.Answer.Attachments = append(f.Answer.Attachments, f.Answer.Attachments[0]) }, "record", "several pods"},
 		{"of a pod that is gone", addr, func(f *PodFacts) { f.at().NetnsGone, f.at().Since = true, now.Add(-time.Hour) }, "record", "network namespace is gone"},
