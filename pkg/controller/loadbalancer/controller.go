@@ -50,8 +50,13 @@ const (
 	workers = 8
 	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late.
 	mostWaiting = 128
-	// patience is for how long a Service doesn't say what it waits for: most have what they need before.
-	patience = 3 * time.Second
+	// patience is for how long a Service doesn't say what it waits for: most have what they need before. Where many Services have no address yet it is longer by turn
+	// for each of them, and never more than mostPatience.
+	patience     = 3 * time.Second
+	turn         = 30 * time.Millisecond
+	mostPatience = 2 * time.Minute
+	// unseen is for how long a claim that was made isn't made again, though no event has shown it.
+	unseen = 10 * time.Second
 	// coolDown is for how long, in seconds, an address of a Service is given to nobody else: its holder has stopped long before.
 	coolDown = 10
 )
@@ -108,9 +113,13 @@ type Controller struct {
 	given map[types.UID]loadbalancer.Given
 	// users are the Services that have the address of a claim, by its name. It is nil before the first plan.
 	users map[string][]types.NamespacedName
-	// waiting is since when Services wait without saying so, by UID.
+	// waiting is until when Services wait without saying so, by UID.
 	waiting map[types.UID]time.Time
-	heard   heard
+	// without counts the Services that have no address yet.
+	without int
+	// made is when claims were made that no event has shown yet, by name.
+	made  map[string]time.Time
+	heard heard
 
 	// planning is how long the last plan took.
 	planning atomic.Int64
@@ -134,6 +143,7 @@ func New(cfg Config) (*Controller, error) {
 		now:      metav1.Now,
 		given:    map[types.UID]loadbalancer.Given{},
 		waiting:  map[types.UID]time.Time{},
+		made:     map[string]time.Time{},
 		gateways: kube.CacheOf[v2.LoadBalancerGateway](cfg.Gateways.Informer()),
 		heard:    heard{map[string]contact{}, map[types.NamespacedName]bool{}},
 	}
@@ -172,6 +182,9 @@ func (c *Controller) serviceChanged(s *corev1.Service) {
 
 func (c *Controller) claimChanged(a *v2.AddressClaim) {
 	if isOurs(c.cfg.Namespace, a) {
+		c.mu.Lock()
+		delete(c.made, a.Name)
+		c.mu.Unlock()
 		c.replan()
 		c.changed(a.Name)
 	}

@@ -282,6 +282,50 @@ func TestFewWrites(t *testing.T) {
 	})
 }
 
+// Where many Services wait for their turn, they don't say so: that would be a write for each of them, and their turn would come later still.
+func TestFewWritesOfMany(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.slow = true
+		const n, each = 9, time.Second
+		for i := range n {
+			sc.service(fmt.Sprint("s-", i), nil)
+		}
+		// As many others wait longer.
+		for i := range int(n * each / turn) {
+			sc.service(fmt.Sprint("t-", i), func(s *corev1.Service) { s.Annotations[v2.AnnotationPool] = "four" })
+		}
+		sc.run(each)
+		for range n {
+			sc.answers = 1
+			sc.run(each)
+		}
+		calls := sc.s.Calls()
+		for _, call := range []string{"patch services", "update services"} {
+			if calls[call] != n {
+				t.Errorf("%d times %s, want %d; all calls: %v", calls[call], call, n, calls)
+			}
+		}
+	})
+}
+
+// A claim whose event is late isn't made again.
+func TestClaimsAreMadeOnce(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		for i := range 3 {
+			sc.service(fmt.Sprint("s-", i), nil)
+		}
+		sc.DeliverAll()
+		for range 5 {
+			sc.replan()
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		if calls := sc.s.Calls(); calls["create addressclaims"] != 3 {
+			t.Errorf("claims are made %d times, want 3; all calls: %v", calls["create addressclaims"], calls)
+		}
+	})
+}
+
 // Few claims wait at a time: they are answered in their order.
 func TestFewClaimsWait(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {

@@ -34,10 +34,14 @@ func (c *Controller) plan(ctx context.Context) error {
 	given, users := map[types.UID]loadbalancer.Given{}, map[string][]types.NamespacedName{}
 	var look []types.NamespacedName
 	c.mu.Lock()
+	c.without = 0
 	for i, s := range services {
 		g := p.Given[i]
 		if facts.Services[i].Leaving {
 			continue
+		}
+		if len(facts.Services[i].Has) == 0 {
+			c.without++
 		}
 		given[s.UID] = g
 		if g.Claim != "" {
@@ -71,8 +75,17 @@ func (c *Controller) plan(ctx context.Context) error {
 		c.places.Add(claim)
 	}
 	// The event of a claim that has its address, or is refused one, leads to the next plan.
-	room := max(0, mostWaiting-c.claimsWaiting())
-	return errors.Join(each(ctx, p.Make[:min(room, len(p.Make))], c.makeClaim), each(ctx, p.Idle, c.deleteClaim))
+	claims := c.toMake(p.Make)
+	room := max(0, mostWaiting-c.claimsWaiting()-(len(p.Make)-len(claims)))
+	return errors.Join(each(ctx, claims[:min(room, len(claims))], c.makeClaim), each(ctx, p.Idle, c.deleteClaim))
+}
+
+// toMake leaves out claims that were made just now, and aren't in the cache yet.
+func (c *Controller) toMake(all []loadbalancer.Address) []loadbalancer.Address {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.made, func(_ string, at time.Time) bool { return time.Since(at) >= unseen })
+	return slices.DeleteFunc(slices.Clone(all), func(a loadbalancer.Address) bool { _, made := c.made[a.Claim]; return made })
 }
 
 // claimsWaiting counts the controller's claims that have no answer.
@@ -151,7 +164,15 @@ func (c *Controller) makeClaim(ctx context.Context, a loadbalancer.Address) erro
 	} else {
 		claim.Spec.Count = new(int32(1))
 	}
+	c.mu.Lock()
+	c.made[claim.Name] = time.Now() // before its event can come
+	c.mu.Unlock()
 	_, err := c.cfg.Coil.CoilV2().AddressClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{})
+	if err != nil {
+		c.mu.Lock()
+		delete(c.made, claim.Name)
+		c.mu.Unlock()
+	}
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		if have := c.claims.Find(claim.Namespace + "/" + claim.Name); have != nil && !isOurs(c.cfg.Namespace, have) {

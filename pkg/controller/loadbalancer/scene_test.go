@@ -56,6 +56,9 @@ type scene struct {
 	stop   func()
 	// announce is the label of blocks that come.
 	announce v2.PoolAnnounce
+	// slow says that no more claims are answered than answers.
+	slow    bool
+	answers int
 }
 
 func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
@@ -191,9 +194,10 @@ func (sc *scene) play() {
 		}
 	}
 	for _, a := range fakeapi.All[*v2.AddressClaim](sc.s, claimResource) {
-		if len(a.Status.Addresses) > 0 {
+		if len(a.Status.Addresses) > 0 || sc.slow && sc.answers == 0 {
 			continue
 		}
+		sc.answers--
 		for i := range 16 {
 			b := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(a.Spec.Pool, "-", i), Labels: map[string]string{v2.LabelPool: a.Spec.Pool}}, Index: int32(i)}
 			if sc.announce != "" {

@@ -53,16 +53,16 @@ func (c *Controller) waitsFor(s *corev1.Service, want loadbalancer.State, next l
 		next.Status != nil && reflect.DeepEqual(next.Status.Status.LoadBalancer, s.Status.LoadBalancer)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	since, known := c.waiting[s.UID]
+	until, known := c.waiting[s.UID]
 	switch {
-	case !waits || !says || known && time.Since(since) >= patience:
+	case !waits || !says || known && !time.Now().Before(until):
 		delete(c.waiting, s.UID)
 		return 0
 	case !known:
-		c.waiting[s.UID] = time.Now()
-		return patience
+		until = time.Now().Add(min(mostPatience, patience+time.Duration(c.without)*turn))
+		c.waiting[s.UID] = until
 	}
-	return patience - time.Since(since)
+	return time.Until(until)
 }
 
 // do makes a write.
