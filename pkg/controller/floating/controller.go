@@ -76,12 +76,14 @@ type Config struct {
 
 // Controller serves AddressClaims.
 type Controller struct {
-	cfg     Config
-	claims  kube.Cache[v2.AddressClaim]
-	byPool  kube.Index[v2.AddressClaim]
-	blocks  kube.Cache[v2.AddressBlock]
-	of      kube.Index[v2.AddressBlock] // by claims.Key
-	pools   kube.Cache[v2.AddressPool]
+	cfg    Config
+	claims kube.Cache[v2.AddressClaim]
+	byPool kube.Index[v2.AddressClaim]
+	blocks kube.Cache[v2.AddressBlock]
+	of     kube.Index[v2.AddressBlock] // by claims.Key
+	pools  kube.Cache[v2.AddressPool]
+	// fresh reads pools from the API server, once for many claims.
+	fresh   kube.Fresh[v2.AddressPool]
 	synced  []cache.DoneChecker
 	loop    *reconcile.Loop[string]
 	now     func() time.Time
@@ -115,6 +117,9 @@ func New(cfg Config) (*Controller, error) {
 		attempts: map[string][]ledger.Candidate{},
 		seen:     map[types.UID]released{},
 		unseen:   unseen{map[string]bool{}, map[string]unseenBlock{}},
+	}
+	c.fresh.Read = func(ctx context.Context, name string) (*v2.AddressPool, error) {
+		return cfg.Coil.CoilV2().AddressPools().Get(ctx, name, metav1.GetOptions{})
 	}
 	c.loop = reconcile.New("addressclaim", c.sync, cfg.LoopMetrics)
 	c.metrics = newCollector(c)

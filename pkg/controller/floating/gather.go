@@ -90,7 +90,7 @@ func (c *Controller) read(ctx context.Context, g *gathered, old bool) (*v2.Addre
 			return nil, fmt.Errorf("AddressClaim %s was deleted just now", key)
 		}
 	}
-	pool, err := api.AddressPools().Get(ctx, claim.Spec.Pool, metav1.GetOptions{})
+	pool, err := c.fresh.Get(ctx, claim.Spec.Pool)
 	if apierrors.IsNotFound(err) {
 		pool, err = nil, nil
 	}

@@ -90,8 +90,8 @@ func (c *Controller) toMake(all []loadbalancer.Address) []loadbalancer.Address {
 
 // claimsWaiting counts the controller's claims that have no answer.
 func (c *Controller) claimsWaiting() (n int) {
-	for _, a := range c.ourClaims() {
-		if len(a.Status.Addresses) == 0 && !meta.IsStatusConditionFalse(a.Status.Conditions, v2.ClaimReady) {
+	for _, a := range c.claims.In(c.cfg.Namespace) {
+		if isOurs(c.cfg.Namespace, a) && a.DeletionTimestamp == nil && len(a.Status.Addresses) == 0 && !meta.IsStatusConditionFalse(a.Status.Conditions, v2.ClaimReady) {
 			n++
 		}
 	}
