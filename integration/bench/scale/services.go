@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coil-net/coil/integration/bench/figures"
@@ -40,7 +43,7 @@ type serving struct {
 // Service is; and its memory. Each Service has an address of its own.
 func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	s := &serving{options: o}
-	if s.rig, err = rig.New(ctx, rig.Options{Log: o.log}); err != nil {
+	if s.rig, err = rig.New(ctx, rig.Options{Log: o.log, NoController: true}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.rig.Close()) }()
@@ -51,12 +54,20 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	if err != nil {
 		return fmt.Errorf("bare client: %w", err)
 	}
+	// It would look at the bare client's claims.
+	if err := s.rig.Controller.Start(); err != nil {
+		return err
+	}
 	stop, err := s.playNodes(ctx)
 	if err != nil {
 		return err
 	}
 	defer stop()
 	if err := each(ctx, s.services, func(ctx context.Context, i int) error { return s.make(ctx, serviceName(i)) }); err != nil {
+		return err
+	}
+	told, err := s.watchTold(ctx)
+	if err != nil {
 		return err
 	}
 	if s.controller, err = s.rig.NewLBController(ctx, servicePool); err != nil {
@@ -67,7 +78,7 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 		return err
 	}
 	defer s.controller.Kill()
-	if err := s.await(ctx, s.services); err != nil {
+	if err := s.await(ctx, told, s.services); err != nil {
 		return fmt.Errorf("%w; the end of the controller's log:\n%s", err, s.controller.Logs(20))
 	}
 	took := time.Since(began)
@@ -155,24 +166,32 @@ func (s *serving) playNodes(ctx context.Context) (stop func(), err error) {
 	return cancel, nil
 }
 
+// watchTold returns a function that counts the Services that tell addresses. A list of all of them, again and again, would cost the API server much of what is measured.
+func (s *serving) watchTold(ctx context.Context) (count func() int, err error) {
+	informer := informers.NewSharedInformerFactoryWithOptions(s.rig.Core, 0, informers.WithNamespace(shops)).Core().V1().Services().Informer()
+	var told atomic.Int64
+	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
+		if tells(after) && !tells(before) {
+			told.Add(1)
+		}
+	}})
+	go informer.Run(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		err = errors.Join(err, ctx.Err())
+	}
+	return func() int { return int(told.Load()) }, err
+}
+
+func tells(o any) bool {
+	s, ok := o.(*corev1.Service)
+	return ok && len(s.Status.LoadBalancer.Ingress) > 0
+}
+
 // await waits until as many Services tell addresses.
-func (s *serving) await(ctx context.Context, n int) error {
-	told := 0
-	err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, testkit.Timeout(madeTimeout), true, func(ctx context.Context) (bool, error) {
-		l, err := s.rig.Core.CoreV1().Services(shops).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-		if err != nil {
-			return false, err
-		}
-		told = 0
-		for i := range l.Items {
-			if len(l.Items[i].Status.LoadBalancer.Ingress) > 0 {
-				told++
-			}
-		}
-		return told >= n, nil
-	})
+func (s *serving) await(ctx context.Context, told func() int, n int) error {
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, testkit.Timeout(madeTimeout), true, func(context.Context) (bool, error) { return told() >= n, nil })
 	if err != nil {
-		return fmt.Errorf("wait until %d Services tell addresses, %d do: %w", n, told, err)
+		return fmt.Errorf("wait until %d Services tell addresses, %d do: %w", n, told(), err)
 	}
 	return nil
 }
@@ -205,7 +224,7 @@ func (s *serving) more(ctx context.Context, rep *report) error {
 }
 
 // bareRate returns how many Services per second get addresses from a client that only writes. For each Service it makes the writes of programs and nodes: the claim, the
-// block, the claim's status, the annotation, the nodes that may have the address, the holder, and the status.
+// block, the claim's status, the annotation, the nodes that may have the address, the holder, the status, and the Event that tells users.
 func (s *serving) bareRate(ctx context.Context) (float64, error) {
 	n := min(1000, s.services)
 	if err := each(ctx, n, func(ctx context.Context, i int) error { return s.bareService(ctx, i) }); err != nil {
@@ -263,6 +282,13 @@ func (s *serving) bare(ctx context.Context, i int) error {
 	if _, err := services.Patch(ctx, name, types.MergePatchType, metadata, metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	_, err = services.Patch(ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"loadBalancer":{"ingress":[{"ip":%q,"ipMode":"VIP"}]}}}`, address.IPv4), metav1.PatchOptions{}, "status")
+	told, err := services.Patch(ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"loadBalancer":{"ingress":[{"ip":%q,"ipMode":"VIP"}]}}}`, address.IPv4), metav1.PatchOptions{}, "status")
+	if err != nil {
+		return err
+	}
+	_, err = s.rig.Core.EventsV1().Events(shops).Create(ctx, &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, EventTime: metav1.NowMicro(), ReportingController: "bare", ReportingInstance: "bare", Action: "ServeAddress", Type: corev1.EventTypeNormal,
+		Reason: loadbalancer.ReasonServed, Note: "Node a answers for the address", Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: shops, Name: name, UID: told.UID},
+	}, metav1.CreateOptions{})
 	return err
 }
