@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan/inspection"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
@@ -140,5 +141,43 @@ func TestForgetInALargeTable(t *testing.T) {
 	t.Logf("100 addresses forgotten among %d flows in %s", many, took)
 	if allocs := testing.AllocsPerRun(1, func() { _, _ = c.Forget(t.Context(), pods...) }); allocs > 5000 {
 		t.Errorf("%.0f allocations for a table of %d flows, want them not to grow with it", allocs, many)
+	}
+}
+
+// One flow is found by its first packet, also if it is translated, and others aren't; flows of packets that coild sent are told.
+func TestFind(t *testing.T) {
+	ns := netnstest.New(t)
+	c := table(t, ns)
+	at := netip.MustParseAddrPort
+	if _, ok, err := c.Find(t.Context(), unix.IPPROTO_UDP, at("10.1.0.1:1001"), at("192.0.2.1:53")); err != nil || ok {
+		t.Errorf("without flows: %v, %v", ok, err)
+	}
+	run(t, ns, "-I", "-p", "udp", "-t", "600", "-s", "10.1.0.1", "-d", "192.0.2.1", "-r", "192.0.2.1", "-q", "198.51.100.7", "--sport", "1001", "--dport", "53", "--reply-port-src", "53", "--reply-port-dst", "2002")
+	run(t, ns, "-I", "-p", "tcp", "-t", "600", "-s", "fd00::1", "-d", "fd00::2", "--sport", "1001", "--dport", "443", "--state", "SYN_SENT")
+	run(t, ns, "-I", "-p", "icmp", "-t", "600", "-s", "10.1.0.1", "-d", "192.0.2.1", "--icmp-type", "8", "--icmp-code", "0", "--icmp-id", "77")
+	for _, f := range []struct {
+		protocol byte
+		src, dst string
+		source   string // as which it goes on; empty if there is none
+	}{
+		{unix.IPPROTO_UDP, "10.1.0.1:1001", "192.0.2.1:53", "198.51.100.7:2002"},
+		{unix.IPPROTO_UDP, "10.1.0.1:1002", "192.0.2.1:53", ""},
+		{unix.IPPROTO_UDP, "10.1.0.1:1001", "192.0.2.1:54", ""},
+		{unix.IPPROTO_TCP, "10.1.0.1:1001", "192.0.2.1:53", ""},
+		{unix.IPPROTO_TCP, "[fd00::1]:1001", "[fd00::2]:443", "[fd00::1]:1001"},
+		{unix.IPPROTO_ICMP, "10.1.0.1:77", "192.0.2.1:0", "10.1.0.1:77"},
+		{unix.IPPROTO_ICMP, "10.1.0.1:78", "192.0.2.1:0", ""},
+	} {
+		got, ok, err := c.Find(t.Context(), f.protocol, at(f.src), at(f.dst))
+		if err != nil || ok != (f.source != "") || ok && got.Source != at(f.source) {
+			t.Errorf("protocol %d from %s to %s: %+v, %v, %v; want %q", f.protocol, f.src, f.dst, got, ok, err, f.source)
+		}
+	}
+	if _, _, err := c.Find(t.Context(), unix.IPPROTO_ICMP, at("[fd00::1]:1"), at("[fd00::2]:0")); err == nil {
+		t.Error("ICMP of IPv6 addresses was looked for")
+	}
+	got, err := c.Sent(t.Context(), inspection.Flows{Client: netip.MustParseAddr("10.1.0.1"), Protocol: inspection.ICMP, To: at("192.0.2.1:0"), IDs: []uint16{76, 77}})
+	if want := (inspection.Flow{ID: 77, Source: "10.1.0.1", Destination: "192.0.2.1"}); err != nil || len(got) != 1 || got[0].ID != want.ID || got[0].Source != want.Source || got[0].Destination != want.Destination {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 }

@@ -122,3 +122,40 @@ func TestUnknownAttributes(t *testing.T) {
 		t.Errorf("read as %+v, %v", f, err)
 	}
 }
+
+// What the kernel says of a flow is with which source it goes on, where to, and whether it was answered.
+func TestFound(t *testing.T) {
+	at := netip.MustParseAddrPort
+	for _, c := range []struct {
+		name        string
+		family      byte
+		flow, reply Flow
+		status      uint32
+		want        Found
+	}{
+		{
+			name: "TCP, translated", family: unix.AF_INET, status: statusSrcNAT | statusSeenReply,
+			flow:  Flow{Protocol: unix.IPPROTO_TCP, Src: at("10.0.0.9:1"), Dst: at("192.0.2.1:443")},
+			reply: Flow{Protocol: unix.IPPROTO_TCP, Src: at("192.0.2.1:443"), Dst: at("198.51.100.7:3")},
+			want:  Found{Source: at("198.51.100.7:3"), Destination: at("192.0.2.1:443"), Answered: true},
+		},
+		{
+			name: "UDP to a Service", family: unix.AF_INET6, status: statusDstNAT,
+			flow:  Flow{Protocol: unix.IPPROTO_UDP, Src: at("[fd00::9]:1"), Dst: at("[fd00::1]:53")},
+			reply: Flow{Protocol: unix.IPPROTO_UDP, Src: at("[fd01::2]:5353"), Dst: at("[fd00::9]:1")},
+			want:  Found{Source: at("[fd00::9]:1"), Destination: at("[fd01::2]:5353")},
+		},
+		{
+			name: "an echo", family: unix.AF_INET, status: statusSrcNAT,
+			flow:  Flow{Protocol: unix.IPPROTO_ICMP, Src: at("10.0.0.9:7"), Dst: at("192.0.2.1:0")},
+			reply: Flow{Protocol: unix.IPPROTO_ICMP, Src: at("192.0.2.1:8"), Dst: at("198.51.100.7:8")},
+			want:  Found{Source: at("198.51.100.7:8"), Destination: at("192.0.2.1:8")},
+		},
+	} {
+		body := slices.Concat([]byte{c.family, 0, 0, 0}, c.flow.tuple(ctaTupleOrig, c.family, false), c.reply.tuple(ctaTupleReply, c.family, true), word(ctaStatus, c.status))
+		f, err := parse(body)
+		if got := f.found(c.flow.Protocol); err != nil || got != c.want {
+			t.Errorf("%s: %+v, %v; want %+v", c.name, got, err, c.want)
+		}
+	}
+}

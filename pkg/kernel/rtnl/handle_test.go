@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -368,4 +369,18 @@ func TestManyAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// Packets of a link are counted.
+func TestTraffic(t *testing.T) {
+	h, ns := newHandle(t)
+	before := testkit.Must(h.Traffic(t.Context(), "lo"))(t)
+	testkit.Check(t, ns.Ping(netip.MustParseAddr("127.0.0.1"), testkit.Timeout(5*time.Second)))
+	after := testkit.Must(h.Traffic(t.Context(), "lo"))(t)
+	if got := after.Since(before); got.In < 2 || got.Out < 2 || got.Lost != 0 {
+		t.Errorf("an echo and its reply over lo are %+v", got)
+	}
+	if _, err := h.Traffic(t.Context(), "none"); !errors.Is(err, rtnl.ErrNotExist) {
+		t.Errorf("of a link that isn't there: %v", err)
+	}
 }

@@ -83,6 +83,8 @@ type Answer struct {
 	Address []Comparison `json:"address,omitempty"`
 	// Hops are how packets of the pod go to the address that the question is about: in the pod, and then on the node.
 	Hops []Hop `json:"hops,omitempty"`
+	// Sending is what became of packets that were sent, if the question asked for that.
+	Sending *Sending `json:"sending,omitempty"`
 	// Way is how the node reaches the address that the question is about.
 	Way string `json:"way,omitempty"`
 	// Problems say what couldn't be found out, and why.

@@ -32,6 +32,8 @@ type RouterAnswer struct {
 	Translated uint64            `json:"translated"`
 	// Way is by which address a client leaves to a destination, if the question is about that.
 	Way *RouterWay `json:"way,omitempty"`
+	// Flows are those that the router has of the ones that the question is about.
+	Flows []Flow `json:"flows,omitempty"`
 	// Problems say what couldn't be found out, and why.
 	Problems []string `json:"problems,omitempty"`
 	// Truncated says what was left out, and why.
@@ -89,6 +91,8 @@ type RouterClient struct {
 	Pods []string `json:"pods"`
 	// Link is the tunnel; empty if there is none.
 	Link string `json:"link,omitempty"`
+	// Traffic are the packets of the tunnel since it was made; nil if they aren't known, or the question is about all clients.
+	Traffic *LinkTraffic `json:"traffic,omitempty"`
 	// Objects are its objects in the kernel.
 	Objects []Comparison `json:"objects"`
 }

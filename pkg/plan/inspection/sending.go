@@ -1,0 +1,189 @@
+package inspection
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// The protocols of packets that coild sends.
+const (
+	ICMP = "icmp"
+	TCP  = "tcp"
+	UDP  = "udp"
+)
+
+// MostSent is the most packets that are sent at once.
+const MostSent = 10
+
+// Order says what coild is to send from a pod.
+type Order struct {
+	// Protocol is ICMP, TCP or UDP: echo requests, SYN, or datagrams.
+	Protocol string
+	// To has the port 0 for ICMP.
+	To    netip.AddrPort
+	Count int
+}
+
+// Validate says what is wrong with the order.
+func (o Order) Validate() error {
+	if err := validProtocol(o.Protocol, o.To); err != nil {
+		return err
+	}
+	if o.Count < 1 || o.Count > MostSent {
+		return fmt.Errorf("1 to %d packets can be sent, not %d", MostSent, o.Count)
+	}
+	return nil
+}
+
+func validProtocol(protocol string, to netip.AddrPort) error {
+	switch a := to.Addr(); {
+	case !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified():
+		return fmt.Errorf("%s isn't the address of a destination", a)
+	case protocol == ICMP && to.Port() == 0, (protocol == TCP || protocol == UDP) && to.Port() != 0:
+		return nil
+	}
+	return fmt.Errorf("packets are sent by %s or %s to a port, or by %s without one; not by %q to port %d", TCP, UDP, ICMP, protocol, to.Port())
+}
+
+// words are the protocol and the destination, as questions have them.
+func words(protocol string, to netip.AddrPort) []string {
+	return []string{protocol, to.Addr().String(), strconv.Itoa(int(to.Port()))}
+}
+
+// Words are the order in a question: "tcp 203.0.113.5 443 3". ICMP has the port 0.
+func (o Order) Words() []string { return append(words(o.Protocol, o.To), strconv.Itoa(o.Count)) }
+
+// ParseOrder reads the words of an order.
+func ParseOrder(text []string) (o Order, err error) {
+	if len(text) != 4 {
+		return o, fmt.Errorf("say PROTOCOL ADDRESS PORT COUNT, not %q", strings.Join(text, " "))
+	}
+	if o.Protocol, o.To, err = parseTo(text[:3]); err != nil {
+		return o, err
+	}
+	if o.Count, err = strconv.Atoi(text[3]); err != nil {
+		return o, fmt.Errorf("%q isn't a number of packets", text[3])
+	}
+	return o, o.Validate()
+}
+
+func parseTo(text []string) (protocol string, to netip.AddrPort, err error) {
+	a, err := netip.ParseAddr(text[1])
+	if err != nil {
+		return "", to, err
+	}
+	port, err := strconv.ParseUint(text[2], 10, 16)
+	if err != nil {
+		return "", to, fmt.Errorf("%q isn't a port", text[2])
+	}
+	return text[0], netip.AddrPortFrom(a.WithZone("").Unmap(), uint16(port)), nil
+}
+
+// Flows asks which flows of a client a router has. Each packet that coild sends is one.
+type Flows struct {
+	Client   netip.Addr
+	Protocol string
+	To       netip.AddrPort
+	// IDs are source ports, or identifiers of echo requests.
+	IDs []uint16
+}
+
+// Words are the question without its name: "10.100.0.33 tcp 203.0.113.5 443 40001,40002".
+func (f Flows) Words() []string {
+	var ids []string
+	for _, id := range f.IDs {
+		ids = append(ids, strconv.Itoa(int(id)))
+	}
+	return append(append([]string{f.Client.String()}, words(f.Protocol, f.To)...), strings.Join(ids, ","))
+}
+
+// ParseFlows reads the words of a question.
+func ParseFlows(text []string) (f Flows, err error) {
+	if len(text) != 5 {
+		return f, fmt.Errorf("say CLIENT PROTOCOL ADDRESS PORT ID[,ID...], not %q", strings.Join(text, " "))
+	}
+	if f.Client, err = netip.ParseAddr(text[0]); err != nil {
+		return f, err
+	}
+	f.Client = f.Client.WithZone("").Unmap()
+	if f.Protocol, f.To, err = parseTo(text[1:4]); err != nil {
+		return f, err
+	}
+	ids := strings.Split(text[4], ",")
+	if len(ids) > MostSent {
+		return f, fmt.Errorf("at most %d flows are looked for, not %d", MostSent, len(ids))
+	}
+	for _, t := range ids {
+		id, err := strconv.ParseUint(t, 10, 16)
+		if err != nil {
+			return f, fmt.Errorf("%q isn't a source port, or an identifier", t)
+		}
+		f.IDs = append(f.IDs, uint16(id))
+	}
+	if f.Client.Is4() != f.To.Addr().Is4() {
+		return f, fmt.Errorf("no packets go from %s to %s", f.Client, f.To.Addr())
+	}
+	return f, validProtocol(f.Protocol, f.To)
+}
+
+// Sending is what became of packets that coild has sent from a pod. Each is a flow of its own.
+type Sending struct {
+	Protocol string `json:"protocol"`
+	// From is the pod's address, and To where the packets went: with a port, if they had one.
+	From    string       `json:"from,omitempty"`
+	To      string       `json:"to"`
+	Packets []SentPacket `json:"packets"`
+	// Links are those that the packets should have taken on the way out, in this order: of the pod and, at last, the host's end of its link.
+	Links []LinkTraffic `json:"links"`
+	// Flows are those of the packets that the node itself tracks. A node without rules that need it tracks none.
+	Flows []Flow `json:"flows,omitempty"`
+}
+
+// IDs are those of the packets that were sent.
+func (s Sending) IDs() (all []uint16) {
+	for _, p := range s.Packets {
+		if p.NotSent == "" {
+			all = append(all, p.ID)
+		}
+	}
+	return all
+}
+
+// SentPacket is a packet, and what came back.
+type SentPacket struct {
+	// ID is the source port, or the identifier of an echo request.
+	ID uint16 `json:"id,omitempty"`
+	// NotSent is why the kernel refused to send it; empty if it was sent.
+	NotSent string `json:"notSent,omitempty"`
+	// Resent is how often TCP sent it again.
+	Resent int `json:"resent,omitempty"`
+	// Answer is such as "echo reply", "RST" or "host unreachable (ICMP type 3, code 1)"; empty if nothing came.
+	Answer string `json:"answer,omitempty"`
+	// By is who answered, and Arrived says that this was the destination.
+	By      string `json:"by,omitempty"`
+	Arrived bool   `json:"arrived"`
+	// Milliseconds is the time until the answer.
+	Milliseconds float64 `json:"milliseconds,omitempty"`
+}
+
+// LinkTraffic counts all packets of a link while packets were sent, also those of others.
+type LinkTraffic struct {
+	InPod bool   `json:"inPod,omitempty"`
+	Link  string `json:"link"`
+	// Out are those on their way from the pod, and Back those to the pod. Lost are those that the link dropped.
+	Out  uint64 `json:"out"`
+	Back uint64 `json:"back"`
+	Lost uint64 `json:"lost,omitempty"`
+}
+
+// Flow is a flow of a packet that was sent, as a kernel tracks it.
+type Flow struct {
+	ID uint16 `json:"id"`
+	// Source is what the packet went on with as its source, with the port if there is one, and Destination where it went.
+	Source      string `json:"source"`
+	Destination string `json:"destination"`
+	// Answered says that packets came back to where the flow is tracked.
+	Answered bool `json:"answered"`
+}
