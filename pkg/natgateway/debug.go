@@ -34,7 +34,7 @@ func (d *Debug) Serve(ctx context.Context, socket string) error {
 	return observe.ServeSocket(ctx, socket, AnswerWithin, d.handler())
 }
 
-// DebugPath is the path of a question that words ask: "router", "client ADDRESS", "pod NAMESPACE/NAME", or "way ADDRESS DESTINATION".
+// DebugPath is the path of a question that words ask: "router", "client ADDRESS", "pod NAMESPACE/NAME", "way ADDRESS DESTINATION", or "flows ADDRESS PROTOCOL DESTINATION PORT ID[,ID...]".
 func DebugPath(words []string) (string, error) {
 	switch {
 	case len(words) == 1 && words[0] == "router":
@@ -52,8 +52,11 @@ func DebugPath(words []string) (string, error) {
 		from, err := netip.ParseAddr(words[1])
 		to, e := netip.ParseAddr(words[2])
 		return "/way/" + from.WithZone("").String() + "/" + to.WithZone("").String(), errors.Join(err, e)
+	case len(words) == 6 && words[0] == "flows":
+		f, err := inspection.ParseFlows(words[1:])
+		return "/flows/" + strings.Join(f.Words(), "/"), err
 	}
-	return "", errors.New("ask for router, for client ADDRESS, for pod NAMESPACE/NAME, or for way ADDRESS DESTINATION")
+	return "", errors.New("ask for router, for client ADDRESS, for pod NAMESPACE/NAME, for way ADDRESS DESTINATION, or for flows ADDRESS PROTOCOL DESTINATION PORT ID[,ID...]")
 }
 
 // handler has a path for each question; see DebugPath.
@@ -80,6 +83,14 @@ func (d *Debug) handler() http.Handler {
 		from, err := netip.ParseAddr(r.PathValue("from"))
 		to, e := netip.ParseAddr(r.PathValue("to"))
 		return question{text: fmt.Sprintf("way %s %s", from, to), client: is(from), from: from, to: to}, errors.Join(err, e)
+	})
+	about("/flows/{from}/{protocol}/{to}/{port}/{ids}", func(r *http.Request) (question, error) {
+		var words []string
+		for _, name := range []string{"from", "protocol", "to", "port", "ids"} {
+			words = append(words, r.PathValue(name))
+		}
+		f, err := inspection.ParseFlows(words)
+		return question{text: "flows " + strings.Join(words, " "), client: is(f.Client), flows: f}, err
 	})
 	return all
 }

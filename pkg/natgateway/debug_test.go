@@ -71,7 +71,11 @@ func (f *fixture) asks(path string) inspection.RouterAnswer {
 func (f *fixture) get(path string) (int, string) {
 	d := Debug{Gateway: f.Gateway, Version: "v3", NotReady: func() error { return nil }, Readers: Readers{
 		Tunnels: tunnels{f.kernel}, Routes: routes{f.kernel}, Rules: rules{f.kernel}, Filter: filter{f.kernel},
-		Way: func(_ context.Context, p rtnl.Packet) (string, error) { return "to " + p.To.String(), nil },
+		Way:     func(_ context.Context, p rtnl.Packet) (string, error) { return "to " + p.To.String(), nil },
+		Traffic: func(_ context.Context, link string) (rtnl.Traffic, error) { return rtnl.Traffic{In: 7, Out: 5}, nil },
+		Sent: func(_ context.Context, q inspection.Flows) ([]inspection.Flow, error) {
+			return []inspection.Flow{{ID: q.IDs[0], Source: "10.0.0.1:1", Destination: q.To.String(), Answered: true}}, nil
+		},
 	}}
 	w := httptest.NewRecorder()
 	d.handler().ServeHTTP(w, httptest.NewRequestWithContext(f.t.Context(), http.MethodGet, path, nil))
@@ -100,6 +104,10 @@ func TestDebug(t *testing.T) {
 		}
 		if c := f.asks("/pod/ns/b").Clients; len(c) != 1 || c[0].Address != "10.1.0.2" || len(inspection.Wrong(c[0].Objects)) > 0 || len(c[0].Objects) != 2 || c[0].Link == "" {
 			t.Errorf("a pod: %+v", c)
+		}
+		if a := f.asks("/flows/10.1.0.1/udp/203.0.113.5/53/40001,40002"); len(a.Flows) != 1 || a.Flows[0].ID != 40001 || a.Flows[0].Destination != "203.0.113.5:53" ||
+			len(a.Clients) != 1 || a.Clients[0].Traffic == nil || a.Clients[0].Traffic.Out != 7 || a.Clients[0].Traffic.Back != 5 || a.Question != "flows 10.1.0.1 udp 203.0.113.5 53 40001,40002" {
+			t.Errorf("flows of a client: %+v", a)
 		}
 		if c := f.asks("/client/10.1.0.9").Clients; len(c) > 0 {
 			t.Errorf("nobody's address: %+v", c)
@@ -172,6 +180,7 @@ func TestDebugWay(t *testing.T) {
 func TestDebugPath(t *testing.T) {
 	for words, want := range map[string]string{
 		"router": "/router", "client 10.0.0.1": "/client/10.0.0.1", "pod shop/a": "/pod/shop/a", "way 10.0.0.1 203.0.113.5": "/way/10.0.0.1/203.0.113.5",
+		"flows 10.0.0.1 tcp 203.0.113.5 443 1,2": "/flows/10.0.0.1/tcp/203.0.113.5/443/1,2", "flows 10.0.0.1 tcp 203.0.113.5 443": "", "flows 10.0.0.1 tcp 203.0.113.5 0 1": "", "flows": "",
 		"": "", "client": "", "client x": "", "pod a": "", "pod a/b/c": "", "pod a/b?c": "", "way 10.0.0.1": "", "way x y": "", "secrets": "",
 	} {
 		got, err := DebugPath(strings.Fields(words))
@@ -181,7 +190,7 @@ func TestDebugPath(t *testing.T) {
 	}
 	run(t, func(f *fixture) {
 		f.start()
-		for path, want := range map[string]int{"/client/x": http.StatusBadRequest, "/way/1.2.3.4/y": http.StatusBadRequest, "/secrets": http.StatusNotFound, "/pod/a": http.StatusNotFound} {
+		for path, want := range map[string]int{"/client/x": http.StatusBadRequest, "/way/1.2.3.4/y": http.StatusBadRequest, "/flows/10.0.0.1/tcp/203.0.113.5/443/x": http.StatusBadRequest, "/secrets": http.StatusNotFound, "/pod/a": http.StatusNotFound} {
 			if code, text := f.get(path); code != want {
 				t.Errorf("%s: %d, %s", path, code, text)
 			}

@@ -32,6 +32,10 @@ type Readers struct {
 	}
 	// Way is the route that a packet takes.
 	Way func(ctx context.Context, p rtnl.Packet) (string, error)
+	// Traffic counts the packets of a link, by its name.
+	Traffic func(ctx context.Context, link string) (rtnl.Traffic, error)
+	// Sent are the flows that are tracked, of those that a question asks for.
+	Sent func(ctx context.Context, q inspection.Flows) ([]inspection.Flow, error)
 }
 
 // Differs is Check of the table.
@@ -47,6 +51,8 @@ type question struct {
 	brief  bool
 	// from and to are of the way that is asked for; invalid for none.
 	from, to netip.Addr
+	// flows are asked for, if there are any.
+	flows inspection.Flows
 }
 
 // made is the state that a sync has made, with the links of tunnels.
@@ -90,6 +96,10 @@ func (g *Gateway) inspect(ctx context.Context, r Readers, q question) inspection
 	if q.to.IsValid() {
 		a.Way, err = m.way(ctx, r, q)
 		problem("look up the way to "+q.to.String(), err)
+	}
+	if len(q.flows.IDs) > 0 {
+		a.Flows, err = r.Sent(ctx, q.flows)
+		problem("look for flows", err)
 	}
 	return a
 }
@@ -152,6 +162,10 @@ func (m made) clients(ctx context.Context, r Readers, q question) ([]inspection.
 		c := inspection.RouterClient{Address: t.Remote.String(), Pods: pods[t.Remote], Link: m.links[t.Remote].Name, Objects: objects[t.Remote]}
 		if q.brief {
 			c.Objects = inspection.Wrong(c.Objects)
+		} else if c.Link != "" {
+			if n, err := r.Traffic(ctx, c.Link); err == nil { // a tunnel that is missing is told above
+				c.Traffic = &inspection.LinkTraffic{Link: c.Link, Out: n.In, Back: n.Out, Lost: n.Lost}
+			}
 		}
 		if !q.brief || len(c.Objects) > 0 {
 			all = append(all, c)

@@ -44,6 +44,14 @@ type debugOptions struct {
 // waits are how long to wait for answers at most, by paths.
 var waits = map[string]time.Duration{debug.PathRecord: time.Minute, debug.PathDB: 2 * time.Minute}
 
+// waitFor is how long to wait for the answer of a path at most.
+func waitFor(path string) time.Duration {
+	if debug.Sends(path) {
+		return debug.SendWithin + 2*time.Second
+	}
+	return cmp.Or(waits[path], 3*time.Second)
+}
+
 // debugMain runs "coild debug" with the arguments after that, and returns the exit code: words, then flags.
 func debugMain(args []string) int {
 	words := 0
@@ -62,7 +70,7 @@ func debugMain(args []string) int {
 // AddFlags implements program.Options.
 func (o *debugOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Socket, "socket", "/run/coild.sock", "unix socket of coild; it is asked at the one beside it, of the name with -debug")
-	fs.DurationVar(&o.Timeout, "timeout", cmp.Or(waits[o.path], 3*time.Second), "the longest time to wait for the answer")
+	fs.DurationVar(&o.Timeout, "timeout", waitFor(o.path), "the longest time to wait for the answer")
 }
 
 // Validate implements program.Options.
@@ -108,7 +116,7 @@ func (d *daemon) serveDebug(ctx context.Context) error {
 // debugServer answers what people ask.
 func (d *daemon) debugServer() *debug.Server {
 	return &debug.Server{
-		Node: d.lookAtNode, Record: d.store, Gone: func(a store.Allocation) bool { return a.Path != "" && !d.lives(a) }, Way: d.way, Follow: d.follow,
+		Node: d.lookAtNode, Record: d.store, Gone: func(a store.Allocation) bool { return a.Path != "" && !d.lives(a) }, Way: d.way, Follow: d.follow, Send: d.send,
 		Look: func(ctx context.Context, alloc store.Allocation, into *inspection.Attachment) {
 			for _, p := range d.parts {
 				if p.look != nil {

@@ -1,7 +1,7 @@
 // Package debug answers what people ask coild about a pod, an address or the node.
 //
 // It owns the socket of these questions, and the limits of an answer: its size, its time, and how many are made at once. Nothing is changed by a question, and while nobody
-// asks nothing is done. It must not know what objects there are in the kernel, nor what follows from an answer.
+// asks nothing is done. One question has a few packets sent from a pod. It must not know what objects there are in the kernel, nor what follows from an answer.
 package debug
 
 import (
@@ -52,6 +52,8 @@ type Server struct {
 	LookAtAddress func(ctx context.Context, a netip.Addr) []inspection.Comparison
 	// Follow is how packets of a pod go to an address.
 	Follow func(ctx context.Context, alloc store.Allocation, to netip.Addr) ([]inspection.Hop, error)
+	// Send sends packets from a pod.
+	Send func(ctx context.Context, alloc store.Allocation, o inspection.Order) (inspection.Sending, error)
 	// Way is how the node reaches an address.
 	Way func(ctx context.Context, a netip.Addr) (string, error)
 	// Copy returns a copy of the file of the record, with its size; see sqlite.Store.Copy.
@@ -87,10 +89,12 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", all)
 	s.handleRecord(mux)
+	s.handleSend(mux)
 	return mux
 }
 
-// Path is the path of a question that words ask: "node", "pod NAMESPACE/NAME", "address ADDRESS", "way NAMESPACE/NAME ADDRESS", "record" or "db".
+// Path is the path of a question that words ask: "node", "pod NAMESPACE/NAME", "address ADDRESS", "way NAMESPACE/NAME ADDRESS", "send NAMESPACE/NAME PROTOCOL ADDRESS PORT COUNT",
+// "record" or "db".
 func Path(words []string) (string, error) {
 	switch {
 	case len(words) == 1 && slices.Contains([]string{"/node", PathRecord, PathDB}, "/"+words[0]):
@@ -101,11 +105,13 @@ func Path(words []string) (string, error) {
 		path, err := podPath("/way/", words[1])
 		a, e := netip.ParseAddr(words[2])
 		return path + "/" + a.WithZone("").String(), errors.Join(err, e)
+	case len(words) == 6 && words[0] == "send":
+		return sendPath(words[1:])
 	case len(words) == 2 && words[0] == "address":
 		a, err := netip.ParseAddr(words[1])
 		return "/address/" + a.WithZone("").String(), err
 	}
-	return "", errors.New("ask for pod NAMESPACE/NAME, for address ADDRESS, for way NAMESPACE/NAME ADDRESS, for node, for record or for db")
+	return "", errors.New("ask for pod NAMESPACE/NAME, for address ADDRESS, for way NAMESPACE/NAME ADDRESS, for send NAMESPACE/NAME PROTOCOL ADDRESS PORT COUNT, for node, for record or for db")
 }
 
 // podPath is a path with the name of a pod.
