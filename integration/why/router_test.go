@@ -73,8 +73,10 @@ func TestRouter(t *testing.T) {
 	if len(p.Hops) == 0 || p.Hops[0].Where != "pod "+f.pool+"/"+f.pod.Name || len(p.Hops[0].Tunnels) > 0 {
 		t.Errorf("without an Egress: %+v", p)
 	}
+	f.sends(t, e, client, router)
 	testkit.Must(client.Run(ctx, "sh", "-ec", "ip route add unreachable 203.0.113.5 table 117 proto 30"))(t)
 	if p = testkit.Must(e.Trace(ctx, f.pool, client.Name, netip.MustParseAddrPort("203.0.113.5:443")))(t); p.Lost == "" {
 		t.Errorf("with an unreachable route: %+v", p)
 	}
+	f.stops(t, e, client)
 }

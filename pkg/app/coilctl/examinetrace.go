@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -13,15 +15,24 @@ import (
 
 // Trace follows the packets of a pod to an address.
 func (e Examiner) Trace(ctx context.Context, namespace, name string, to netip.AddrPort) (diagnosis.Path, error) {
+	_, t, err := e.wayOf(ctx, namespace, name, to)
+	if err != nil {
+		return diagnosis.Path{}, err
+	}
+	return diagnosis.Trace(t), nil
+}
+
+// wayOf asks which way the packets of a pod go to an address.
+func (e Examiner) wayOf(ctx context.Context, namespace, name string, to netip.AddrPort) (*reading, diagnosis.TraceFacts, error) {
 	pod, err := e.Core.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return diagnosis.Path{}, fmt.Errorf("read Pod %s/%s: %w", namespace, name, err)
+		return nil, diagnosis.TraceFacts{}, fmt.Errorf("read Pod %s/%s: %w", namespace, name, err)
 	}
 	switch {
 	case pod.Spec.HostNetwork:
-		return diagnosis.Path{}, fmt.Errorf("Pod %s/%s has the network of its node: ask there with \"ip route get %s\"", namespace, name, to.Addr())
+		return nil, diagnosis.TraceFacts{}, fmt.Errorf("Pod %s/%s has the network of its node: ask there with \"ip route get %s\"", namespace, name, to.Addr())
 	case pod.Spec.NodeName == "":
-		return diagnosis.Path{}, fmt.Errorf("Pod %s/%s isn't bound to a node", namespace, name)
+		return nil, diagnosis.TraceFacts{}, fmt.Errorf("Pod %s/%s isn't bound to a node", namespace, name)
 	}
 	f := diagnosis.PodFacts{Pod: pod}
 	r := e.reading(&f.Facts)
@@ -43,7 +54,7 @@ func (e Examiner) Trace(ctx context.Context, namespace, name string, to netip.Ad
 			t.Unanswered = kind + " couldn't be read: " + why
 		}
 	}
-	return diagnosis.Trace(t), nil
+	return r, t, nil
 }
 
 // clientOf is the address with which a pod's packets come to routers; empty if they go to none.
@@ -52,4 +63,59 @@ func clientOf(a *inspection.Answer) string {
 		return ""
 	}
 	return a.Hops[0].From
+}
+
+// sentWithin is for how long a coild that sends packets is waited for.
+const sentWithin = 12 * time.Second
+
+// Send has packets sent from a pod to an address, and follows them.
+func (e Examiner) Send(ctx context.Context, namespace, name string, o inspection.Order) (diagnosis.Path, error) {
+	r, t, err := e.wayOf(ctx, namespace, name, o.To)
+	if err != nil {
+		return diagnosis.Path{}, err
+	}
+	s := diagnosis.SendFacts{TraceFacts: t, NotSent: "nobody knows how packets go"}
+	if t.Answer == nil || len(t.Answer.Hops) == 0 {
+		return diagnosis.Send(s), nil
+	}
+	asked, cancel := context.WithTimeout(ctx, sentWithin)
+	defer cancel()
+	answer, err := e.Ask(asked, running(r.facts.Coilds), append([]string{"send", namespace + "/" + name}, o.Words()...)...)
+	switch {
+	case err != nil:
+		s.NotSent = err.Error()
+	case answer.Sending == nil:
+		s.NotSent = "coild is of a version that sends none"
+	default:
+		s.Sending = answer.Sending
+		s.After = e.flowsOf(ctx, t.Routers, o, *answer.Sending)
+	}
+	return diagnosis.Send(s), nil
+}
+
+// flowsOf asks routers for the flows of packets that were sent.
+func (e Examiner) flowsOf(ctx context.Context, routers []diagnosis.AskedRouter, o inspection.Order, s inspection.Sending) []diagnosis.AskedRouter {
+	from, err := netip.ParseAddr(s.From)
+	ids := s.IDs()
+	if err != nil || len(ids) == 0 {
+		return nil // nothing has left the pod
+	}
+	words := append([]string{"flows"}, inspection.Flows{Client: from, Protocol: o.Protocol, To: o.To, IDs: ids}.Words()...)
+	after := make([]diagnosis.AskedRouter, len(routers))
+	var work sync.WaitGroup
+	for i, r := range routers {
+		work.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, answerWithin)
+			defer cancel()
+			after[i] = diagnosis.AskedRouter{Egress: r.Egress, Pod: r.Pod}
+			answer, err := e.AskRouter(ctx, r.Pod, words...)
+			if err != nil {
+				after[i].Unanswered = err.Error()
+				return
+			}
+			after[i].Answer = answer
+		})
+	}
+	work.Wait()
+	return after
 }

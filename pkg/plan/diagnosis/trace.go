@@ -27,6 +27,8 @@ type PathHop struct {
 	// Where is such as "pod shop/cart-0", "node n1" or "router internet/nat-0".
 	Where string `json:"where"`
 	inspection.Hop
+	// Count is how many packets were seen there, if some were sent.
+	Count *HopCount `json:"count,omitempty"`
 	// Note says more, for people.
 	Note string `json:"note,omitempty"`
 }
@@ -42,6 +44,8 @@ type Path struct {
 	Lost string `json:"lost,omitempty"`
 	// Unknown says what couldn't be found out.
 	Unknown []string `json:"unknown,omitempty"`
+	// Sending is what became of packets that were sent.
+	Sending *PathSending `json:"sending,omitempty"`
 }
 
 // Trace follows the packets of a pod.
@@ -108,7 +112,7 @@ func (p *Path) routers(f TraceFacts, ends []string) {
 		p.Unknown = append(p.Unknown, "no router of the pod's Egresses is known that has "+plan.Enumerate(ends))
 	}
 	for _, r := range at {
-		where := "router " + r.Pod.Namespace + "/" + r.Pod.Name
+		where := r.where()
 		if r.Answer == nil || r.Answer.Way == nil {
 			p.Unknown = append(p.Unknown, where+" doesn't say how packets go on: "+r.Unanswered)
 			continue

@@ -1,0 +1,84 @@
+package why
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/pkg/app/coilctl"
+	"github.com/coil-net/coil/pkg/plan/inspection"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
+)
+
+// sends has packets sent from a client of an Egress and from a pod without one, to destinations that the node has or drops, and checks what is told of them.
+func (f *fixture) sends(t *testing.T, e coilctl.Examiner, client *rig.Sandbox, router *rig.Router) {
+	t.Helper()
+	ctx := t.Context()
+	f.sh("ip address add 203.0.113.5/32 dev lo; ip route add blackhole 203.0.113.6; ip route add unreachable 203.0.113.7")
+	node := testkit.Must(netlab.Open(f.NetnsPath()))(t)
+	defer func() { testkit.Check(t, node.Close()) }()
+	l := testkit.Must(node.Listen(ctx, "tcp", "203.0.113.5:443"))(t)
+	defer func() { testkit.Check(t, l.Close()) }()
+	source, own := router.Addrs[0].String(), f.Ledger.Live()[f.pod][0].String()
+	for _, c := range []struct {
+		name     string
+		pod      *rig.Sandbox
+		protocol string
+		to       string
+		answered int
+		says     []string
+	}{
+		{"accepted", client, inspection.TCP, "203.0.113.5:443", 3, []string{"3 of 3 answered (SYN-ACK)"}},
+		{"refused", client, inspection.TCP, "203.0.113.5:9", 3, []string{"3 of 3 answered (RST)", "the port refuses"}},
+		{"UDP is refused", client, inspection.UDP, "203.0.113.5:9", 3, []string{"3 of 3 answered (port unreachable", "the port refuses"}},
+		{"echo", client, inspection.ICMP, "203.0.113.5:0", 3, []string{"3 of 3 answered (echo reply)"}},
+		{"silent", client, inspection.ICMP, "203.0.113.6:0", 0, []string{"0 of 3 answered; left the pod, 3 reached router " + router.Namespace + "/" + router.Name + ", translated to " + source + "; no answer came back"}},
+		{"unreachable", client, inspection.UDP, "203.0.113.7:9", 0, []string{"0 of 3 answered; ", " says: host unreachable (ICMP type 3, code 1)"}},
+		{"without an Egress", f.pod, inspection.TCP, "203.0.113.5:443", 3, []string{"3 of 3 answered (SYN-ACK)"}},
+		{"without an Egress, silent", f.pod, inspection.TCP, "203.0.113.6:443", 0, []string{"0 of 3 answered; ", "no answer came back"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := testkit.Must(e.Send(ctx, f.pool, c.pod.Name, inspection.Order{Protocol: c.protocol, To: netip.MustParseAddrPort(c.to), Count: 3}))(t)
+			s := p.Sending
+			if s == nil || len(s.Packets) != 3 {
+				t.Fatalf("nothing was sent: %+v", p)
+			}
+			if s.Answered != c.answered || s.Complete() != (c.answered == 3) {
+				t.Errorf("%d are answered: %+v", s.Answered, s)
+			}
+			for _, text := range c.says {
+				if !strings.Contains(s.Verdict, text) {
+					t.Errorf("%q isn't said: %s", text, s.Verdict)
+				}
+			}
+			for _, h := range p.Hops {
+				if h.Count == nil || h.Count.Out < 3 {
+					t.Errorf("hop %s counts %+v", h.Where, h.Count)
+				}
+			}
+			if c.pod == f.pod {
+				if s.From != own || len(p.Hops) != 2 {
+					t.Errorf("from %s, by %+v", s.From, p.Hops)
+				}
+				return
+			}
+			if len(p.Hops) != 4 || !p.Hops[3].Count.Exact || p.Hops[3].Count.Out != 3 || c.answered == 3 && p.Hops[3].Count.Back != 3 {
+				t.Errorf("hops: %+v", p.Hops)
+			}
+		})
+	}
+	if left := testkit.Must(client.Run(ctx, "ss", "-Htan"))(t); strings.Contains(left, "203.0.113.5") {
+		t.Errorf("sockets are left: %s", left)
+	}
+}
+
+// stops checks that packets which a client's own kernel refuses end in the pod.
+func (f *fixture) stops(t *testing.T, e coilctl.Examiner, client *rig.Sandbox) {
+	t.Helper()
+	p := testkit.Must(e.Send(t.Context(), f.pool, client.Name, inspection.Order{Protocol: inspection.TCP, To: netip.MustParseAddrPort("203.0.113.5:443"), Count: 2}))(t)
+	if s := p.Sending; s == nil || s.Complete() || !strings.Contains(s.Verdict, "0 of 2 answered; stopped in the pod: its kernel refuses to send: no route to host") || p.Lost == "" {
+		t.Errorf("with an unreachable route: %+v", p)
+	}
+}

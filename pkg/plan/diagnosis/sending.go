@@ -1,0 +1,333 @@
+package diagnosis
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/inspection"
+)
+
+// SendFacts are what is known of packets that were sent from a pod. Its TraceFacts were read before.
+type SendFacts struct {
+	TraceFacts
+	// Sending is what coild says of the packets, nil if it sent none, and NotSent says why.
+	Sending *inspection.Sending
+	NotSent string
+	// After are the Routers with their answers to "flows".
+	After []AskedRouter
+}
+
+// HopCount counts packets at a hop.
+type HopCount struct {
+	// By is what counts, such as "link fou4_Xk2v" or "tracked flows".
+	By string `json:"by"`
+	// Exact says that only the packets that were sent are counted, each once; a link also counts those of others.
+	Exact bool `json:"exact"`
+	// Out are those on their way to the destination, and Back those on their way to the pod: of flows those that were answered.
+	Out  uint64 `json:"out"`
+	Back uint64 `json:"back"`
+	// OneWay says that answers may come by another link: those of a tunnel to a Service do.
+	OneWay bool `json:"oneWay,omitempty"`
+}
+
+// String is for people.
+func (c HopCount) String() string {
+	text := fmt.Sprintf("%d out", c.Out)
+	if !c.OneWay {
+		text += fmt.Sprintf(", %d back", c.Back)
+	}
+	if !c.Exact {
+		text += " on " + strings.TrimPrefix(c.By, "link ")
+	}
+	return text
+}
+
+// PathSending is what became of packets that were sent along a path.
+type PathSending struct {
+	inspection.Sending
+	// Answered is how many of the packets the destination has answered, and Verdict says what became of the others.
+	Answered int    `json:"answered"`
+	Verdict  string `json:"verdict"`
+}
+
+// Complete says whether the destination has answered all packets.
+func (s PathSending) Complete() bool { return s.Answered > 0 && s.Answered == len(s.Packets) }
+
+// Send follows packets that were sent.
+func Send(f SendFacts) Path {
+	p := Trace(f.TraceFacts)
+	if f.Sending == nil {
+		p.Unknown = append(p.Unknown, "no packets were sent: "+f.NotSent)
+		return p
+	}
+	for i, h := range p.Hops {
+		p.Hops[i].Count = f.count(h)
+	}
+	s := &PathSending{Sending: *f.Sending}
+	for _, packet := range s.Packets {
+		if packet.Arrived {
+			s.Answered++
+		}
+	}
+	s.Verdict = f.verdict(s.Answered)
+	p.Sending = s
+	return p
+}
+
+// count is what is known of packets at a hop, nil for nothing.
+func (f SendFacts) count(h PathHop) *HopCount {
+	for _, r := range f.After {
+		if h.Where == r.where() && r.Answer != nil {
+			return flowCount(r.Answer.Flows)
+		}
+	}
+	if !h.InPod && strings.HasPrefix(h.Where, "node ") && len(f.Sending.Flows) > 0 {
+		return flowCount(f.Sending.Flows)
+	}
+	var c *HopCount
+	for _, l := range f.Sending.Links {
+		if l.InPod != h.InPod || h.InPod && !slices.Contains(h.Links, l.Link) || !h.InPod && !strings.HasPrefix(h.Where, "node ") {
+			continue
+		}
+		if c == nil {
+			c = &HopCount{By: "link " + l.Link, OneWay: len(h.Tunnels) > 0}
+		} else {
+			c.By += ", " + l.Link
+		}
+		c.Out, c.Back = c.Out+l.Out, c.Back+l.Back
+	}
+	return c
+}
+
+func flowCount(flows []inspection.Flow) *HopCount {
+	c := &HopCount{By: "tracked flows", Exact: true, Out: uint64(len(flows))}
+	for _, x := range flows {
+		if x.Answered {
+			c.Back++
+		}
+	}
+	return c
+}
+
+// where names a router as a hop.
+func (r AskedRouter) where() string { return "router " + r.Pod.Namespace + "/" + r.Pod.Name }
+
+// verdict says how many packets were answered and, of the others, how far they came.
+func (f SendFacts) verdict(answered int) string {
+	all := f.Sending.Packets
+	text := fmt.Sprintf("%d of %d answered", answered, len(all))
+	if answered > 0 {
+		text += answers(all)
+	}
+	if answered == len(all) {
+		return text
+	}
+	var lost []inspection.SentPacket
+	refused := ""
+	for _, p := range all {
+		switch {
+		case p.NotSent != "":
+			refused = p.NotSent
+		case !p.Arrived:
+			lost = append(lost, p)
+		}
+	}
+	if refused != "" {
+		text += fmt.Sprintf("; stopped in the pod: its kernel refuses to send: %s", refused)
+	}
+	if len(lost) == 0 {
+		return text
+	}
+	if said := errorsOf(lost); said != "" {
+		return text + "; " + said
+	}
+	return text + "; " + f.stopped(lost)
+}
+
+// answers are the kinds of answers, with the shortest and the longest time.
+func answers(all []inspection.SentPacket) string {
+	var kinds []string
+	least, most := 0.0, 0.0
+	for _, p := range all {
+		if !p.Arrived {
+			continue
+		}
+		if len(kinds) == 0 || p.Milliseconds < least {
+			least = p.Milliseconds
+		}
+		most = max(most, p.Milliseconds)
+		if !slices.Contains(kinds, p.Answer) {
+			kinds = append(kinds, p.Answer)
+		}
+	}
+	text := fmt.Sprintf(" (%s) in %.3g to %.3g ms", plan.Enumerate(kinds), least, most)
+	if slices.Contains(kinds, "RST") || slices.ContainsFunc(kinds, func(k string) bool { return strings.HasPrefix(k, "port unreachable") }) {
+		text += ": the packets arrive, and the port refuses them"
+	}
+	return text
+}
+
+// errorsOf are the errors that came back in place of answers, each once.
+func errorsOf(lost []inspection.SentPacket) string {
+	var said []string
+	for _, p := range lost {
+		if p.Answer == "" {
+			continue
+		}
+		text := "an unknown host says: " + p.Answer
+		if p.By != "" {
+			text = p.By + " says: " + p.Answer
+		}
+		if !slices.Contains(said, text) {
+			said = append(said, text)
+		}
+	}
+	return strings.Join(said, ", ")
+}
+
+// stopped says how far packets came of which nobody says anything.
+func (f SendFacts) stopped(lost []inspection.SentPacket) string {
+	sent := uint64(len(f.Sending.IDs()))
+	node := f.Answer.Node.Name
+	tunnelled := false
+	for _, h := range f.Answer.Hops {
+		if !h.InPod {
+			continue
+		}
+		tunnelled = tunnelled || len(h.Tunnels) > 0
+		if slices.Contains(h.Links, "lo") {
+			return "the pod itself has the address, and doesn't answer"
+		}
+		if c := f.count(PathHop{Hop: h}); c != nil && c.Out < sent {
+			return fmt.Sprintf("stopped in the pod: %d of %d packets left by its %s", c.Out, sent, c.By)
+		}
+	}
+	for _, l := range f.Sending.Links {
+		if !l.InPod && l.Out < sent {
+			return fmt.Sprintf("stopped between the pod and node %s: %d of %d packets came in by its link %s", node, l.Out, sent, l.Link)
+		}
+	}
+	if tunnelled {
+		return f.stoppedByRouter(lost)
+	}
+	flows := flowsOf(lost, f.Sending.Flows)
+	if len(flows) == 0 {
+		return fmt.Sprintf("they reached node %s, which tracks no flow of them: either it dropped them, or it tracks none; no answer came back", node)
+	}
+	return fmt.Sprintf("left the pod, and node %s%s; %s", node, translated(flows, f.Sending.From), unanswered(flows, "node "+node))
+}
+
+// stoppedByRouter is stopped of packets that have left the pod for a router.
+func (f SendFacts) stoppedByRouter(lost []inspection.SentPacket) string {
+	var reached, silent []string
+	for _, r := range f.After {
+		if r.Answer == nil {
+			silent = append(silent, r.where()+": "+r.Unanswered)
+			continue
+		}
+		if flows := flowsOf(lost, r.Answer.Flows); len(flows) > 0 {
+			reached = append(reached, fmt.Sprintf("%d reached %s%s; %s", len(flows), r.where(), translated(flows, ""), unanswered(flows, "the router")))
+		}
+	}
+	if len(reached) > 0 {
+		return "left the pod, " + strings.Join(reached, "; ")
+	}
+	for _, r := range f.After {
+		if r.Answer == nil {
+			continue
+		}
+		came, dropped := f.since(r)
+		switch {
+		case dropped != "":
+			return fmt.Sprintf("stopped at %s, which dropped packets meanwhile: %s", r.where(), dropped)
+		case came > 0:
+			return fmt.Sprintf("stopped at %s: %d packets of the pod came out of its tunnel, and none of these went on", r.where(), came)
+		}
+	}
+	if len(silent) > 0 {
+		return "left the pod and its node; what routers got isn't known: " + strings.Join(silent, ", ")
+	}
+	var asked []string
+	for _, r := range f.After {
+		asked = append(asked, r.Pod.Namespace+"/"+r.Pod.Name)
+	}
+	if len(asked) == 0 {
+		return fmt.Sprintf("left the pod and its link to node %s; no router is known that could be asked", f.Answer.Node.Name)
+	}
+	return fmt.Sprintf("left the pod and its link to node %s, and no router got them that was asked: %s", f.Answer.Node.Name, plan.Enumerate(asked))
+}
+
+// since is how many packets came to a router from the pod, and which it dropped, of all clients, since it was asked before.
+func (f SendFacts) since(after AskedRouter) (came uint64, dropped string) {
+	i := slices.IndexFunc(f.Routers, func(r AskedRouter) bool { return r.where() == after.where() && r.Answer != nil })
+	if i < 0 {
+		return 0, ""
+	}
+	before := f.Routers[i].Answer
+	if was, is := trafficOf(before), trafficOf(after.Answer); is.Out > was.Out {
+		came = is.Out - was.Out
+	}
+	var reasons []string
+	for _, reason := range slices.Sorted(maps.Keys(after.Answer.Dropped)) {
+		if n, was := after.Answer.Dropped[reason], before.Dropped[reason]; n > was {
+			reasons = append(reasons, fmt.Sprintf("%d as %s", n-was, reason))
+		}
+	}
+	return came, strings.Join(reasons, ", ")
+}
+
+// trafficOf is that of the tunnel to the client that an answer is about.
+func trafficOf(a *inspection.RouterAnswer) (t inspection.LinkTraffic) {
+	for _, c := range a.Clients {
+		if c.Traffic != nil {
+			t.Out, t.Back = t.Out+c.Traffic.Out, t.Back+c.Traffic.Back
+		}
+	}
+	return t
+}
+
+// flowsOf are the flows of packets.
+func flowsOf(packets []inspection.SentPacket, flows []inspection.Flow) (all []inspection.Flow) {
+	for _, x := range flows {
+		if slices.ContainsFunc(packets, func(p inspection.SentPacket) bool { return p.ID == x.ID }) {
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+// translated says with which sources packets went on, unless that is the one they had.
+func translated(flows []inspection.Flow, from string) string {
+	var sources []string
+	for _, x := range flows {
+		a := x.Source
+		if with, err := netip.ParseAddrPort(a); err == nil {
+			a = with.Addr().String()
+		}
+		if a != from && !slices.Contains(sources, a) {
+			sources = append(sources, a)
+		}
+	}
+	if len(sources) == 0 {
+		return ""
+	}
+	return ", translated to " + plan.Enumerate(sources)
+}
+
+// unanswered says whether answers came to where flows are tracked.
+func unanswered(flows []inspection.Flow, where string) string {
+	n := 0
+	for _, x := range flows {
+		if x.Answered {
+			n++
+		}
+	}
+	if n == 0 {
+		return "no answer came back"
+	}
+	return fmt.Sprintf("%s came back to %s, and not to the pod", plan.Count(n, "answer", "answers"), where)
+}
