@@ -42,7 +42,7 @@ func (f *fixture) sends(t *testing.T, e coilctl.Examiner, client *rig.Sandbox, r
 		t.Run(c.name, func(t *testing.T) {
 			p := testkit.Must(e.Send(ctx, f.pool, c.pod.Name, inspection.Order{Protocol: c.protocol, To: netip.MustParseAddrPort(c.to), Count: 3}))(t)
 			s := p.Sending
-			if s == nil || len(s.Packets) != 3 {
+			if s == nil || len(s.Packets) != 3 || len(p.Unknown) > 0 {
 				t.Fatalf("nothing was sent: %+v", p)
 			}
 			if s.Answered != c.answered || s.Complete() != (c.answered == 3) {

@@ -1,17 +1,20 @@
 package clientnet
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/sending"
 	"github.com/coil-net/coil/pkg/plan/inspection"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -59,12 +62,62 @@ func sendIn(ctx context.Context, ns *netns.NS, h *rtnl.Handle, from []netip.Addr
 	if err != nil {
 		return s, err
 	}
+	dropped := CountDropped(ctx, func(ctx context.Context) (map[string]uint64, error) { return droppedIn(ctx, ns) })
 	order := sending.Order{Kind: kinds[o.Protocol], To: o.To, Count: o.Count, Interval: sendEvery, Wait: answersWithin}
 	source, outcomes, err := sending.Send(ctx, ns, order)
 	if err != nil {
 		return s, err
 	}
-	s = inspection.Sending{Protocol: o.Protocol, To: o.To.String(), Packets: []inspection.SentPacket{}}
+	s = toldOf(order, o, source, outcomes)
+	// Packets were sent: what can't be counted now is said beside what became of them.
+	s.Links = traffic.Since(ctx, &s.Unknown)
+	for i := range s.Links {
+		s.Links[i].InPod = true
+	}
+	s.Dropped.Pod = dropped(ctx, &s.Unknown)
+	return s, nil
+}
+
+// CountDropped begins to count packets that are dropped, by the reason. What it returns says how many were dropped since then, or why that isn't known: a kernel without
+// nftables sends packets, too.
+func CountDropped(ctx context.Context, read func(context.Context) (map[string]uint64, error)) func(context.Context, *[]string) map[string]uint64 {
+	before, failed := read(ctx)
+	return func(ctx context.Context, unknown *[]string) map[string]uint64 {
+		now, err := read(ctx)
+		if err = cmp.Or(failed, err); err != nil {
+			*unknown = append(*unknown, err.Error())
+			return nil
+		}
+		return inspection.More(now, before)
+	}
+}
+
+// reasons are the counters of packets that a pod's table drops. A program in the pod may have made others, with names that no terminal should see.
+var reasons = []string{ruleset.ForgedSource, ruleset.NonRouter, ruleset.PastTunnel}
+
+// droppedIn counts what the pod's table of nftables has dropped, by the reason. A pod that uses no Egress has no table.
+func droppedIn(ctx context.Context, ns *netns.NS) (map[string]uint64, error) {
+	t, err := nft.NewOfPod(ns, dataplane.NftTable)
+	if err != nil {
+		return nil, err
+	}
+	defer t.Close()
+	counters, err := t.Counters(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("count what the pod's table of nftables dropped: %w", err)
+	}
+	all := map[string]uint64{}
+	for _, c := range counters {
+		if name, _ := dataplane.CutFamily(c.Name); slices.Contains(reasons, name) {
+			all[name] += c.Packets
+		}
+	}
+	return all, nil
+}
+
+// toldOf says what became of packets.
+func toldOf(order sending.Order, o inspection.Order, source netip.Addr, outcomes []sending.Outcome) inspection.Sending {
+	s := inspection.Sending{Protocol: o.Protocol, To: o.To.String(), Packets: []inspection.SentPacket{}}
 	if source.IsValid() {
 		s.From = source.String()
 	}
@@ -74,11 +127,7 @@ func sendIn(ctx context.Context, ns *netns.NS, h *rtnl.Handle, from []netip.Addr
 	for _, x := range outcomes {
 		s.Packets = append(s.Packets, packetOf(order, x))
 	}
-	s.Links, err = traffic.Since(ctx)
-	for i := range s.Links {
-		s.Links[i].InPod = true
-	}
-	return s, err
+	return s
 }
 
 // packetOf says what became of a packet.
@@ -116,19 +165,17 @@ func Count(ctx context.Context, h *rtnl.Handle, links []string) (*Counting, erro
 	return c, nil
 }
 
-// Since returns the packets since then. A link that has gone meanwhile is left out.
-func (c *Counting) Since(ctx context.Context) ([]inspection.LinkTraffic, error) {
+// Since returns the packets since then. Of links that can't be read any more it says why.
+func (c *Counting) Since(ctx context.Context, unknown *[]string) []inspection.LinkTraffic {
 	all := []inspection.LinkTraffic{}
 	for i, l := range c.links {
 		t, err := c.h.Traffic(ctx, l)
-		if errors.Is(err, rtnl.ErrNotExist) {
-			continue
-		}
 		if err != nil {
-			return all, fmt.Errorf("count packets of %s: %w", l, err)
+			*unknown = append(*unknown, fmt.Sprintf("packets of %s: %v", l, err))
+			continue
 		}
 		t = t.Since(c.before[i])
 		all = append(all, inspection.LinkTraffic{Link: l, Out: t.Out, Back: t.In, Lost: t.Lost})
 	}
-	return all, nil
+	return all
 }

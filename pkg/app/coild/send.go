@@ -2,6 +2,7 @@ package coild
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 
 	"k8s.io/klog/v2"
@@ -27,20 +28,35 @@ func (d *daemon) send(ctx context.Context, alloc store.Allocation, o inspection.
 	if err != nil {
 		return inspection.Sending{}, err
 	}
+	dropped := clientnet.CountDropped(ctx, d.droppedOnNode)
 	s, err := clientnet.Send(ctx, alloc.Netns, alloc.Address.Addrs(), o)
 	if err != nil {
 		return s, err
 	}
-	host, err := count.Since(ctx)
-	if err != nil {
-		return s, err
-	}
-	for _, l := range host {
+	for _, l := range count.Since(ctx, &s.Unknown) {
 		l.Out, l.Back = l.Back, l.Out // what the pod sends comes in here
 		s.Links = append(s.Links, l)
 	}
-	s.Flows, err = flowsOf(ctx, s, o)
-	return s, err
+	s.Dropped.Node = dropped(ctx, &s.Unknown)
+	if s.Flows, err = flowsOf(ctx, s, o); err != nil {
+		s.Unknown = append(s.Unknown, fmt.Sprintf("flows that the node tracks: %v", err))
+	}
+	return s, nil
+}
+
+// droppedOnNode counts what the node's table of nftables has dropped of pods, by the reason.
+func (d *daemon) droppedOnNode(ctx context.Context) (map[string]uint64, error) {
+	counters, err := d.network.Dropped(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("count what the node dropped: %w", err)
+	}
+	all := map[string]uint64{}
+	for name, families := range counters {
+		for _, n := range families {
+			all[name] += n
+		}
+	}
+	return all, nil
 }
 
 // flowsOf are the flows of packets that were sent, as the node tracks them.

@@ -74,6 +74,10 @@ func Send(f SendFacts) Path {
 		}
 	}
 	s.Verdict = f.verdict(s.Answered)
+	if !s.Complete() {
+		s.Verdict += f.dropped()
+	}
+	p.Unknown = append(p.Unknown, s.Unknown...)
 	p.Sending = s
 	return p
 }
@@ -146,6 +150,32 @@ func (f SendFacts) verdict(answered int) string {
 		return text + "; " + said
 	}
 	return text + "; " + f.stopped(lost)
+}
+
+// dropped says what Coil's tables in the pod and on the node dropped meanwhile.
+func (f SendFacts) dropped() string {
+	var all []string
+	for _, at := range []struct {
+		where string
+		by    map[string]uint64
+	}{{"in the pod", f.Sending.Dropped.Pod}, {"on node " + f.Answer.Node.Name, f.Sending.Dropped.Node}} {
+		if len(at.by) > 0 {
+			all = append(all, at.where+" "+reasons(at.by))
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "; meanwhile Coil's table of nftables dropped " + strings.Join(all, ", ")
+}
+
+// reasons are such as "3 as forged".
+func reasons(by map[string]uint64) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(by)) {
+		all = append(all, fmt.Sprintf("%d as %s", by[name], name))
+	}
+	return strings.Join(all, ", ")
 }
 
 // answers are the kinds of answers, with the shortest and the longest time.
@@ -271,13 +301,7 @@ func (f SendFacts) since(after AskedRouter) (came uint64, dropped string) {
 	if was, is := trafficOf(before), trafficOf(after.Answer); is.Out > was.Out {
 		came = is.Out - was.Out
 	}
-	var reasons []string
-	for _, reason := range slices.Sorted(maps.Keys(after.Answer.Dropped)) {
-		if n, was := after.Answer.Dropped[reason], before.Dropped[reason]; n > was {
-			reasons = append(reasons, fmt.Sprintf("%d as %s", n-was, reason))
-		}
-	}
-	return came, strings.Join(reasons, ", ")
+	return came, reasons(inspection.More(after.Answer.Dropped, before.Dropped))
 }
 
 // trafficOf is that of the tunnel to the client that an answer is about.

@@ -121,6 +121,12 @@ func TestSend(t *testing.T) {
 			f.silent()
 			f.After, f.Routers = nil, nil
 		}, "", "0 of 3 answered; left the pod and its link to node n1; no router is known that could be asked"},
+		{"the pod and the node drop", func(f *SendFacts) {
+			f.silent()
+			f.Sending.Links[0].Out = 0
+			f.Sending.Dropped = inspection.DroppedAt{Pod: map[string]uint64{"past_tunnel": 3, "forged_source": 1}, Node: map[string]uint64{"forged": 2}}
+		}, "", "0 of 3 answered; stopped in the pod: 0 of 3 packets left by its link fou4_1; meanwhile Coil's table of nftables dropped in the pod 1 as forged_source, 3 as past_tunnel, on node n1 2 as forged"},
+		{"the node drops others", func(f *SendFacts) { f.Sending.Dropped.Node = map[string]uint64{"forged": 2} }, "", "3 of 3 answered (SYN-ACK) in 1.5 to 3.5 ms"},
 		{"to itself", func(f *SendFacts) {
 			f.direct()
 			f.Answer.Hops[0].Links = []string{"lo"}
@@ -156,6 +162,10 @@ func TestSend(t *testing.T) {
 		})
 	}
 	f := sent()
+	f.Sending.Unknown = []string{"packets of eth0: no memory"}
+	if p := Send(*f); len(p.Unknown) != 1 || !p.Sending.Complete() {
+		t.Errorf("something couldn't be counted: %+v", p)
+	}
 	f.Sending, f.NotSent = nil, "packets are being sent for somebody else"
 	if p := Send(*f); p.Sending != nil || len(p.Unknown) != 1 || !strings.Contains(p.Unknown[0], "somebody else") || len(p.Hops) != 4 || p.Hops[0].Count != nil {
 		t.Errorf("nothing was sent: %+v", p)

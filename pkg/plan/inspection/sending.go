@@ -139,6 +139,16 @@ type Sending struct {
 	Links []LinkTraffic `json:"links"`
 	// Flows are those of the packets that the node itself tracks. A node without rules that need it tracks none.
 	Flows []Flow `json:"flows,omitempty"`
+	// Dropped counts what Coil's table of nftables dropped meanwhile, also of others' packets, by the reason: in the pod, and on the node.
+	Dropped DroppedAt `json:"dropped"`
+	// Unknown says what couldn't be counted, and why.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// DroppedAt counts packets that were dropped, by the reason.
+type DroppedAt struct {
+	Pod  map[string]uint64 `json:"pod,omitempty"`
+	Node map[string]uint64 `json:"node,omitempty"`
 }
 
 // IDs are those of the packets that were sent.
@@ -186,4 +196,15 @@ type Flow struct {
 	Destination string `json:"destination"`
 	// Answered says that packets came back to where the flow is tracked.
 	Answered bool `json:"answered"`
+}
+
+// More are the counts that have grown since earlier ones.
+func More(now, before map[string]uint64) map[string]uint64 {
+	more := map[string]uint64{}
+	for name, n := range now {
+		if n > before[name] {
+			more[name] = n - before[name]
+		}
+	}
+	return more
 }

@@ -75,3 +75,10 @@ func TestFlows(t *testing.T) {
 		}
 	}
 }
+
+func TestMore(t *testing.T) {
+	got := More(map[string]uint64{"a": 3, "b": 2, "c": 1, "new": 4}, map[string]uint64{"a": 1, "b": 2, "c": 5, "gone": 6})
+	if d := cmp.Diff(map[string]uint64{"a": 2, "new": 4}, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
