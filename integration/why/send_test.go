@@ -17,6 +17,7 @@ func (f *fixture) sends(t *testing.T, e coilctl.Examiner, client *rig.Sandbox, r
 	t.Helper()
 	ctx := t.Context()
 	f.sh("ip address add 203.0.113.5/32 dev lo; ip route add blackhole 203.0.113.6; ip route add unreachable 203.0.113.7")
+	defer f.sh("ip address del 203.0.113.5/32 dev lo; ip route del blackhole 203.0.113.6; ip route del unreachable 203.0.113.7")
 	node := testkit.Must(netlab.Open(f.NetnsPath()))(t)
 	defer func() { testkit.Check(t, node.Close()) }()
 	l := testkit.Must(node.Listen(ctx, "tcp", "203.0.113.5:443"))(t)
@@ -77,6 +78,9 @@ func (f *fixture) sends(t *testing.T, e coilctl.Examiner, client *rig.Sandbox, r
 // stops checks that packets which a client's own kernel refuses end in the pod.
 func (f *fixture) stops(t *testing.T, e coilctl.Examiner, client *rig.Sandbox) {
 	t.Helper()
+	testkit.Check(t, f.HoldRepairs(true))
+	defer func() { testkit.Check(t, f.HoldRepairs(false)) }()
+	testkit.Must(client.Run(t.Context(), "ip", "route", "replace", "unreachable", "203.0.113.5", "table", "117", "proto", "30"))(t)
 	p := testkit.Must(e.Send(t.Context(), f.pool, client.Name, inspection.Order{Protocol: inspection.TCP, To: netip.MustParseAddrPort("203.0.113.5:443"), Count: 2}))(t)
 	if s := p.Sending; s == nil || s.Complete() || !strings.Contains(s.Verdict, "0 of 2 answered; stopped in the pod: its kernel refuses to send: no route to host") || p.Lost == "" {
 		t.Errorf("with an unreachable route: %+v", p)

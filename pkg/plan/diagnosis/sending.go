@@ -64,8 +64,19 @@ func Send(f SendFacts) Path {
 		p.Unknown = append(p.Unknown, "no packets were sent: "+f.NotSent)
 		return p
 	}
+	var sources []string
 	for i, h := range p.Hops {
+		flows, _ := f.flowsAt(h)
 		p.Hops[i].Count = f.count(h)
+		p.Hops[i].Note = strings.TrimPrefix(h.Note+f.went(h, flows), "; ")
+		for _, a := range sourcesOf(flows) {
+			if !slices.Contains(sources, a) {
+				sources = append(sources, a)
+			}
+		}
+	}
+	if len(sources) > 0 {
+		p.Sources = sources // what kernels did, in place of what they would do
 	}
 	s := &PathSending{Sending: *f.Sending}
 	for _, packet := range s.Packets {
@@ -82,15 +93,40 @@ func Send(f SendFacts) Path {
 	return p
 }
 
-// count is what is known of packets at a hop, nil for nothing.
-func (f SendFacts) count(h PathHop) *HopCount {
+// flowsAt are the flows of packets that are tracked at a hop, and whether all are known there.
+func (f SendFacts) flowsAt(h PathHop) (flows []inspection.Flow, known bool) {
 	for _, r := range f.After {
 		if h.Where == r.where() && r.Answer != nil {
-			return flowCount(r.Answer.Flows)
+			return r.Answer.Flows, true
 		}
 	}
 	if !h.InPod && strings.HasPrefix(h.Where, "node ") && len(f.Sending.Flows) > 0 {
-		return flowCount(f.Sending.Flows)
+		return f.Sending.Flows, true
+	}
+	return nil, false
+}
+
+// went says how packets went on from a hop, if that isn't how they would by the hop.
+func (f SendFacts) went(h PathHop, flows []inspection.Flow) (text string) {
+	if from := sourcesOf(flows); len(from) > 0 && !slices.Equal(from, []string{h.From}) {
+		text = "; packets went on as " + plan.Enumerate(from)
+	}
+	var to []string
+	for _, x := range flows {
+		if x.Destination != f.Sending.To && !slices.Contains(to, x.Destination) {
+			to = append(to, x.Destination)
+		}
+	}
+	if len(to) > 0 {
+		text += "; packets went on to " + plan.Enumerate(to)
+	}
+	return text
+}
+
+// count is what is known of packets at a hop, nil for nothing.
+func (f SendFacts) count(h PathHop) *HopCount {
+	if flows, known := f.flowsAt(h); known {
+		return flowCount(flows)
 	}
 	var c *HopCount
 	for _, l := range f.Sending.Links {
@@ -326,20 +362,25 @@ func flowsOf(packets []inspection.SentPacket, flows []inspection.Flow) (all []in
 
 // translated says with which sources packets went on, unless that is the one they had.
 func translated(flows []inspection.Flow, from string) string {
-	var sources []string
+	sources := slices.DeleteFunc(sourcesOf(flows), func(a string) bool { return a == from })
+	if len(sources) == 0 {
+		return ""
+	}
+	return ", translated to " + plan.Enumerate(sources)
+}
+
+// sourcesOf are the addresses with which packets went on, each once.
+func sourcesOf(flows []inspection.Flow) (all []string) {
 	for _, x := range flows {
 		a := x.Source
 		if with, err := netip.ParseAddrPort(a); err == nil {
 			a = with.Addr().String()
 		}
-		if a != from && !slices.Contains(sources, a) {
-			sources = append(sources, a)
+		if !slices.Contains(all, a) {
+			all = append(all, a)
 		}
 	}
-	if len(sources) == 0 {
-		return ""
-	}
-	return ", translated to " + plan.Enumerate(sources)
+	return all
 }
 
 // unanswered says whether answers came to where flows are tracked.

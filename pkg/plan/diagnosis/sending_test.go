@@ -162,6 +162,21 @@ func TestSend(t *testing.T) {
 		})
 	}
 	f := sent()
+	if p := Send(*f); !slices.Equal(p.Sources, []string{"192.0.2.7"}) || p.Hops[3].Note != "packets went on as 192.0.2.7" || p.Hops[0].Note != "tunnel to 10.0.0.8" {
+		t.Errorf("by another address than the router would choose: %+v", p)
+	}
+	f.After[0].Answer.Flows[0].Source = "192.0.2.8:7"
+	f.Routers[0].Answer.Way.Source = "192.0.2.7"
+	if p := Send(*f); !slices.Equal(p.Sources, []string{"192.0.2.8", "192.0.2.7"}) || p.Hops[3].Note != "packets went on as 192.0.2.8, 192.0.2.7" {
+		t.Errorf("by two addresses: %+v", p)
+	}
+	f = sent()
+	f.direct()
+	f.Sending.Flows = []inspection.Flow{{ID: 1, Source: addr + ":1", Destination: "10.9.0.1:8443"}}
+	if p := Send(*f); !slices.Equal(p.Sources, []string{addr}) || p.Hops[1].Note != "packets went on to 10.9.0.1:8443" {
+		t.Errorf("to a Service: %+v", p)
+	}
+	f = sent()
 	f.Sending.Unknown = []string{"packets of eth0: no memory"}
 	if p := Send(*f); len(p.Unknown) != 1 || !p.Sending.Complete() {
 		t.Errorf("something couldn't be counted: %+v", p)
