@@ -45,7 +45,7 @@ func TestWhyRouters(t *testing.T) {
 	c.labelled(t, shop, "cart-0", "n1", "10.64.0.1", nil, map[string]string{v2.AnnotationEgressPrefix + ways: "nat"})
 	c.labelled(t, shop, "plain", "n1", "10.64.0.2", nil, nil)
 
-	var asked []string
+	var asked, sent []string
 	refuse := false
 	e := coilctl.Examiner{
 		Core: c.core, Coil: c.coil,
@@ -57,6 +57,10 @@ func TestWhyRouters(t *testing.T) {
 					a.Hops[0].Tunnels = []string{"10.64.0.8"}
 				}
 			}
+			if words[0] == "send" {
+				sent = append(sent, strings.Join(words, " "))
+				a.Sending = &inspection.Sending{From: "10.64.0.1", To: "203.0.113.5:443", Packets: []inspection.SentPacket{{ID: 7, Arrived: true, Answer: "SYN-ACK"}, {ID: 8, Arrived: true, Answer: "SYN-ACK"}}}
+			}
 			return a, nil
 		},
 		AskRouter: func(_ context.Context, router *corev1.Pod, words ...string) (*inspection.RouterAnswer, error) {
@@ -64,7 +68,8 @@ func TestWhyRouters(t *testing.T) {
 			if refuse {
 				return nil, errors.New("forbidden")
 			}
-			return &inspection.RouterAnswer{Router: inspection.Router{Conntrack: inspection.Conntrack{Count: 99, Limit: 100}}, Way: &inspection.RouterWay{Source: "192.0.2.7"}}, nil
+			return &inspection.RouterAnswer{Router: inspection.Router{Conntrack: inspection.Conntrack{Count: 99, Limit: 100}}, Way: &inspection.RouterWay{Source: "192.0.2.7"},
+				Flows: []inspection.Flow{{ID: 7, Source: "192.0.2.7:7", Destination: "203.0.113.5:443"}}}, nil
 		},
 	}
 	step := func(d diagnosis.Diagnosis, name string) diagnosis.Step {
@@ -96,6 +101,21 @@ func TestWhyRouters(t *testing.T) {
 	}
 	if p := testkit.Must(e.Trace(t.Context(), shop, "plain", to))(t); !slices.Equal(p.Sources, []string{"10.64.0.1"}) || len(p.Hops) != 1 {
 		t.Errorf("without an Egress: %+v", p)
+	}
+	if len(sent) > 0 {
+		t.Errorf("without being asked to, it sent %q", sent)
+	}
+
+	asked = nil
+	p = testkit.Must(e.Send(t.Context(), shop, "cart-0", inspection.Order{Protocol: inspection.TCP, To: to, Count: 2}))(t)
+	if p.Sending == nil || !p.Sending.Complete() || len(p.Hops) != 2 || p.Hops[1].Count == nil || p.Hops[1].Count.Out != 1 || len(p.Unknown) > 0 {
+		t.Errorf("%+v", p)
+	}
+	if want := "send " + shop + "/cart-0 tcp 203.0.113.5 443 2"; len(sent) != 1 || sent[0] != want || !slices.Equal(asked, []string{"nat-a: way 10.64.0.1 203.0.113.5", "nat-a: flows 10.64.0.1 tcp 203.0.113.5 443 7,8"}) {
+		t.Errorf("sent %q, want %q; asked routers %q", sent, want, asked)
+	}
+	if _, err := e.Send(t.Context(), shop, "none", inspection.Order{Protocol: inspection.TCP, To: to, Count: 2}); err == nil || len(sent) != 1 {
+		t.Errorf("a pod that isn't there sends: %v, %q", err, sent)
 	}
 	if _, err := e.Trace(t.Context(), shop, "none", to); err == nil {
 		t.Error("a pod that isn't there has a way")
