@@ -232,7 +232,7 @@ func answers(all []inspection.SentPacket) string {
 	}
 	text := fmt.Sprintf(" (%s) in %.3g to %.3g ms", plan.Enumerate(kinds), least, most)
 	if slices.Contains(kinds, "RST") || slices.ContainsFunc(kinds, func(k string) bool { return strings.HasPrefix(k, "port unreachable") }) {
-		text += ": the packets arrive, and the port refuses them"
+		text += ": the port refuses them, or a firewall does in its name"
 	}
 	return text
 }

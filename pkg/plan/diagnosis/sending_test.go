@@ -63,7 +63,7 @@ func TestSend(t *testing.T) {
 			for i := range f.Sending.Packets {
 				f.Sending.Packets[i].Answer = "RST"
 			}
-		}, "", "3 of 3 answered (RST) in 1.5 to 3.5 ms: the packets arrive, and the port refuses them"},
+		}, "", "3 of 3 answered (RST) in 1.5 to 3.5 ms: the port refuses them, or a firewall does in its name"},
 		{"refused by the kernel", func(f *SendFacts) {
 			f.silent()
 			for i := range f.Sending.Packets {
