@@ -27,7 +27,7 @@ type HopCount struct {
 	By string `json:"by"`
 	// Exact says that only the packets that were sent are counted, each once; a link also counts those of others.
 	Exact bool `json:"exact"`
-	// Out are those on their way to the destination, and Back those on their way to the pod: of flows those that were answered.
+	// Out are those on their way to the destination, and Back those on their way to the pod: of flows those that were answered, other than by errors of ICMP.
 	Out  uint64 `json:"out"`
 	Back uint64 `json:"back"`
 	// OneWay says that answers may come by another link: those of a tunnel to a Service do.
@@ -125,8 +125,12 @@ func (f SendFacts) went(h PathHop, flows []inspection.Flow) (text string) {
 
 // count is what is known of packets at a hop, nil for nothing.
 func (f SendFacts) count(h PathHop) *HopCount {
-	if flows, known := f.flowsAt(h); known {
+	flows, known := f.flowsAt(h)
+	switch {
+	case known && !f.refused():
 		return flowCount(flows)
+	case known && strings.HasPrefix(h.Where, "router "):
+		return f.tunnelCount(h)
 	}
 	var c *HopCount
 	for _, l := range f.Sending.Links {
@@ -141,6 +145,31 @@ func (f SendFacts) count(h PathHop) *HopCount {
 		c.Out, c.Back = c.Out+l.Out, c.Back+l.Back
 	}
 	return c
+}
+
+// refused says whether RST was an answer. Kernels forget a flow of which that is the first answer (nf_conntrack_proto_tcp.c).
+func (f SendFacts) refused() bool {
+	return slices.ContainsFunc(f.Sending.Packets, func(p inspection.SentPacket) bool { return p.Answer == "RST" })
+}
+
+// tunnelCount is that of a router's tunnel to the pod, nil if it isn't known.
+func (f SendFacts) tunnelCount(h PathHop) *HopCount {
+	at := func(all []AskedRouter) *inspection.RouterAnswer {
+		i := slices.IndexFunc(all, func(r AskedRouter) bool { return r.where() == h.Where && r.Answer != nil })
+		if i < 0 {
+			return nil
+		}
+		return all[i].Answer
+	}
+	before, after := at(f.Routers), at(f.After)
+	if before == nil || after == nil || len(before.Clients) == 0 || len(after.Clients) == 0 {
+		return nil
+	}
+	was, is := trafficOf(before), trafficOf(after)
+	if was.Link == "" || was.Link != is.Link {
+		return nil
+	}
+	return &HopCount{By: "link " + is.Link, Out: is.Out - min(is.Out, was.Out), Back: is.Back - min(is.Back, was.Back)}
 }
 
 func flowCount(flows []inspection.Flow) *HopCount {
@@ -282,7 +311,7 @@ func (f SendFacts) stopped(lost []inspection.SentPacket) string {
 	}
 	flows := flowsOf(lost, f.Sending.Flows)
 	if len(flows) == 0 {
-		return fmt.Sprintf("they reached node %s, which tracks no flow of them: either it dropped them, or it tracks none; no answer came back", node)
+		return fmt.Sprintf("they reached node %s, which tracks no flow of them: it dropped them, or tracks none; no answer came back", node)
 	}
 	return fmt.Sprintf("left the pod, and node %s%s; %s", node, translated(flows, f.Sending.From), unanswered(flows, "node "+node))
 }
@@ -311,7 +340,11 @@ func (f SendFacts) stoppedByRouter(lost []inspection.SentPacket) string {
 		case dropped != "":
 			return fmt.Sprintf("stopped at %s, which dropped packets meanwhile: %s", r.where(), dropped)
 		case came > 0:
-			return fmt.Sprintf("stopped at %s: %d packets of the pod came out of its tunnel, and none of these went on", r.where(), came)
+			text := fmt.Sprintf("stopped at %s: %s of the pod came out of its tunnel, and it tracks none of them", r.where(), plan.Count(int(came), "packet", "packets"))
+			if f.Sending.Protocol == inspection.TCP {
+				text += ", or RST came back to it"
+			}
+			return text
 		}
 	}
 	if len(silent) > 0 {
@@ -344,7 +377,7 @@ func (f SendFacts) since(after AskedRouter) (came uint64, dropped string) {
 func trafficOf(a *inspection.RouterAnswer) (t inspection.LinkTraffic) {
 	for _, c := range a.Clients {
 		if c.Traffic != nil {
-			t.Out, t.Back = t.Out+c.Traffic.Out, t.Back+c.Traffic.Back
+			t = *c.Traffic
 		}
 	}
 	return t

@@ -63,7 +63,10 @@ func TestSend(t *testing.T) {
 			for i := range f.Sending.Packets {
 				f.Sending.Packets[i].Answer = "RST"
 			}
-		}, "", "3 of 3 answered (RST) in 1.5 to 3.5 ms: the port refuses them, or a firewall does in its name"},
+			f.After[0].Answer.Flows = nil // they are forgotten
+			f.Routers[0].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Link: "fou4_c", Out: 10, Back: 7}}}
+			f.After[0].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Link: "fou4_c", Out: 13, Back: 10}}}
+		}, "3 out on fou4_1; 5 out, 4 back on eth0; 5 out, 4 back on veth9; 3 out, 3 back on fou4_c", "3 of 3 answered (RST) in 1.5 to 3.5 ms: the port refuses them, or a firewall does in its name"},
 		{"refused by the kernel", func(f *SendFacts) {
 			f.silent()
 			for i := range f.Sending.Packets {
@@ -93,7 +96,7 @@ func TestSend(t *testing.T) {
 			f.silent()
 			f.After[0].Answer.Flows = nil
 			f.After[0].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Out: 13}}}
-		}, "", "0 of 3 answered; stopped at router internet/nat-a: 3 packets of the pod came out of its tunnel, and none of these went on"},
+		}, "", "0 of 3 answered; stopped at router internet/nat-a: 3 packets of the pod came out of its tunnel, and it tracks none of them, or RST came back to it"},
 		{"no answer comes", (*SendFacts).silent, "3 out on fou4_1; 5 out, 4 back on eth0; 5 out, 4 back on veth9; 3 out, 0 back",
 			"0 of 3 answered; left the pod, 3 reached router internet/nat-a, translated to 192.0.2.7; no answer came back"},
 		{"one of them is lost behind the router", func(f *SendFacts) {
@@ -132,7 +135,7 @@ func TestSend(t *testing.T) {
 			f.Answer.Hops[0].Links = []string{"lo"}
 		}, "", "0 of 3 answered; the pod itself has the address, and doesn't answer"},
 		{"without an Egress", (*SendFacts).direct, "5 out, 4 back on eth0; 5 out, 4 back on veth9",
-			"0 of 3 answered; they reached node n1, which tracks no flow of them: either it dropped them, or it tracks none; no answer came back"},
+			"0 of 3 answered; they reached node n1, which tracks no flow of them: it dropped them, or tracks none; no answer came back"},
 		{"without an Egress, tracked", func(f *SendFacts) {
 			f.direct()
 			f.Sending.Flows = []inspection.Flow{{ID: 1, Source: "192.168.0.1:9"}, {ID: 2, Source: addr + ":9"}, {ID: 3, Source: addr + ":8", Answered: true}}
