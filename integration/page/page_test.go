@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/integration/browser"
 	"github.com/coil-net/coil/integration/lab/build"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/coilctl/web"
@@ -85,64 +86,54 @@ func known(b *builder) page.Cluster {
 }
 
 // drawn waits until a page is there, and returns how long that took from the moment that its address was entered.
-func (p *tab) drawn() time.Duration {
-	p.t.Helper()
-	p.wants("performance.getEntriesByName('drawn').length")
+func drawn(t *testing.T, p *browser.Tab) time.Duration {
+	t.Helper()
+	p.Wants("performance.getEntriesByName('drawn').length")
 	var ms float64
-	testkit.Check(p.t, p.eval("performance.getEntriesByName('drawn')[0].startTime", &ms))
+	testkit.Check(t, p.Eval("performance.getEntriesByName('drawn')[0].startTime", &ms))
 	return time.Duration(ms * float64(time.Millisecond))
-}
-
-// fits fails the test if the page is wider than its window.
-func (p *tab) fits(width int) {
-	p.t.Helper()
-	var is int
-	testkit.Check(p.t, p.eval("document.documentElement.scrollWidth", &is))
-	if is > width {
-		p.t.Errorf("in a window of %d pixels the page has %d", width, is)
-	}
 }
 
 // The page shows each part of a cluster, by day and by night, on a screen and on a phone. cmd/coilctl has its pictures.
 func TestPictures(t *testing.T) {
 	testkit.Need(t, testkit.APIServer)
 	b := small(t)
-	p := newBrowser(t).open(play(t, b).url, 1280)
-	p.drawn()
+	p := browser.New(t).Open(play(t, b).url, 1280)
+	drawn(t, p)
 	for selector, want := range map[string]string{
 		"#cluster": "production", "#state": "live", "#count-pools": "4", "#count-nodes": "12", "#count-egresses": "2", "#count-services": "3", "#count-findings": "2",
 		"#findings b": "Node worker-4\nNode worker-9", "#pools-list h3 > span:first-child": "batch\ndefault\ngateways\npublic", "#egresses-list h3 > span:first-child": "internet/nat\ninternet/partner",
 		"#gateways-table tbody th": "edge-1", "#services-table tbody th": "office/chat\noffice/mail\nshop/web",
 	} {
-		if got := p.text(selector); got != want {
+		if got := p.Text(selector); got != want {
 			t.Errorf("%s is %q, want %q", selector, got, want)
 		}
 	}
 	// Screen readers tell of canvases what they show.
 	var labels string
-	testkit.Check(t, p.eval("[...document.querySelectorAll('canvas')].map(c => c.getAttribute('aria-label')).join('\\n')", &labels))
+	testkit.Check(t, p.Eval("[...document.querySelectorAll('canvas')].map(c => c.getAttribute('aria-label')).join('\\n')", &labels))
 	if !strings.Contains(labels, "Map of 203.0.113.0/26 and 2001:db8:113::/122: 0 of 64 blocks held, 6 floating, 1 cooling down.") {
 		t.Errorf("maps are called %s", labels)
 	}
-	p.fits(1280)
+	p.Fits(1280)
 
 	// Keys go through a map, and to the search.
-	testkit.Check(t, p.eval("document.querySelectorAll('canvas')[1].focus()", nil))
-	p.press("Home", 36)
-	p.press("ArrowRight", 39)
-	p.wants("tip.innerText.startsWith('10.100.0.32 to 10.100.0.63\\n1 of 1 block held') && tip.innerText.endsWith('\\nworker-2')")
-	p.press("Enter", 13)
-	p.wants("document.querySelector('#found-list').innerText.includes('default-1 10.100.0.32/27')")
-	p.press("Escape", 27)
-	p.wants("found.hidden")
-	p.press("/", 191)
-	p.wants("document.activeElement === query")
+	testkit.Check(t, p.Eval("document.querySelectorAll('canvas')[1].focus()", nil))
+	p.Press("Home", 36)
+	p.Press("ArrowRight", 39)
+	p.Wants("tip.innerText.startsWith('10.100.0.32 to 10.100.0.63\\n1 of 1 block held') && tip.innerText.endsWith('\\nworker-2')")
+	p.Press("Enter", 13)
+	p.Wants("document.querySelector('#found-list').innerText.includes('default-1 10.100.0.32/27')")
+	p.Press("Escape", 27)
+	p.Wants("found.hidden")
+	p.Press("/", 191)
+	p.Wants("document.activeElement === query")
 	for _, key := range "203.0.113.6" {
-		p.press(string(key), 0)
+		p.Press(string(key), 0)
 	}
-	p.wants("document.querySelector('#found-list').innerText.includes('of Service shop/web, on node worker-3')")
-	p.press("Escape", 27)
-	testkit.Check(t, p.eval("(query.blur(), scrollTo(0, 0))", nil))
+	p.Wants("document.querySelector('#found-list').innerText.includes('of Service shop/web, on node worker-3')")
+	p.Press("Escape", 27)
+	testkit.Check(t, p.Eval("(query.blur(), scrollTo(0, 0))", nil))
 
 	root := testkit.Must(build.Root())(t)
 	dir := filepath.Join(root, "cmd/coilctl")
@@ -150,9 +141,9 @@ func TestPictures(t *testing.T) {
 		dir = t.TempDir()
 	}
 	const night = "page-night.png"
-	p.picture(filepath.Join(dir, "page.png"), 1280, 1150)
-	testkit.Check(t, p.eval("document.querySelector('#out').scrollIntoView()", nil))
-	p.picture(filepath.Join(dir, "page-ways.png"), 1280, 1000)
+	p.Picture(filepath.Join(dir, "page.png"), 1280, 1150)
+	testkit.Check(t, p.Eval("document.querySelector('#out').scrollIntoView()", nil))
+	p.Picture(filepath.Join(dir, "page-ways.png"), 1280, 1000)
 	for _, name := range []string{"page.png", "page-ways.png"} {
 		made := testkit.Must(os.Stat(filepath.Join(dir, name)))(t)
 		kept := testkit.Must(os.Stat(filepath.Join(root, "cmd/coilctl", name)))(t)
@@ -160,29 +151,29 @@ func TestPictures(t *testing.T) {
 			t.Errorf("%s has %d bytes, and %d in cmd/coilctl", name, made.Size(), kept.Size())
 		}
 	}
-	p.do("Emulation.setEmulatedMedia", object{"features": []object{{"name": "prefers-color-scheme", "value": "dark"}}})
+	p.Do("Emulation.setEmulatedMedia", browser.Object{"features": []browser.Object{{"name": "prefers-color-scheme", "value": "dark"}}})
 	if path := os.Getenv("COIL_PAGE_PICTURES"); path != "" {
-		testkit.Check(t, p.eval("scrollTo(0, 0)", nil))
-		p.picture(filepath.Join(path, night), 1280, 3400)
-		p.picture(filepath.Join(path, "page-phone.png"), 390, 6000)
+		testkit.Check(t, p.Eval("scrollTo(0, 0)", nil))
+		p.Picture(filepath.Join(path, night), 1280, 3400)
+		p.Picture(filepath.Join(path, "page-phone.png"), 390, 6000)
 	}
-	p.size(390, 844)
-	p.fits(390)
-	p.silent()
+	p.Size(390, 844)
+	p.Fits(390)
+	p.Silent()
 }
 
 // A large cluster is there at once, and so is a change of it.
 func TestLarge(t *testing.T) {
 	testkit.Need(t, testkit.APIServer)
 	b := large(t, testkit.OperateForm.Times(300, 5000), testkit.OperateForm.Times(1200, 20000))
-	cluster, chromium := play(t, b), newBrowser(t)
+	cluster, chromium := play(t, b), browser.New(t)
 	// At first the program and the browser start to work themselves.
-	p := chromium.open(cluster.url, 1280)
-	took := []time.Duration{p.drawn()}
+	p := chromium.Open(cluster.url, 1280)
+	took := []time.Duration{drawn(t, p)}
 	for range testkit.OperateForm.Times(1, 5) {
-		p.close()
-		p = chromium.open(cluster.url, 1280)
-		took = append(took, p.drawn())
+		p.Close()
+		p = chromium.Open(cluster.url, 1280)
+		took = append(took, drawn(t, p))
 	}
 	took = slices.Sorted(slices.Values(took[1:]))
 	median := took[len(took)/2]
@@ -192,7 +183,7 @@ func TestLarge(t *testing.T) {
 		t.Errorf("the page is drawn in %s, not in %s", median, limit)
 	}
 	for selector, want := range map[string]string{"#count-nodes": commas(len(b.Nodes)), "#count-findings": "", "#fine": "Nothing is wrong."} {
-		if got := p.text(selector); got != want {
+		if got := p.Text(selector); got != want {
 			t.Errorf("%s is %q, want %q", selector, got, want)
 		}
 	}
@@ -203,7 +194,7 @@ func TestLarge(t *testing.T) {
 		n.Status.Allocated, n.Status.Cooling = 7, 21
 		b.Blocks[0] = &n
 	})
-	p.wants("document.querySelector('#nodes-table tbody tr').cells[5].innerText === '21'")
+	p.Wants("document.querySelector('#nodes-table tbody tr').cells[5].innerText === '21'")
 	change := time.Since(began)
 	t.Logf("a change is there after %s", change)
 	if limit := testkit.Limit(time.Second); change > limit && testkit.OperateForm.Long() {
@@ -212,11 +203,11 @@ func TestLarge(t *testing.T) {
 
 	// A node that isn't in the first lines is found, with its blocks.
 	last := b.Nodes[len(b.Nodes)-1].Name
-	testkit.Check(t, p.eval(fmt.Sprintf("(() => { query.value = %q; query.dispatchEvent(new Event('input')); })()", last), nil))
-	p.wants(fmt.Sprintf("document.querySelectorAll('#found-list li').length === %d", 1+len(b.Blocks)/len(b.Nodes)))
-	testkit.Check(t, p.eval("document.querySelector('#found-list button').click()", nil))
-	p.wants(fmt.Sprintf("document.querySelector('#nodes-table tr[data-key=%q]')", last))
-	p.silent()
+	testkit.Check(t, p.Eval(fmt.Sprintf("(() => { query.value = %q; query.dispatchEvent(new Event('input')); })()", last), nil))
+	p.Wants(fmt.Sprintf("document.querySelectorAll('#found-list li').length === %d", 1+len(b.Blocks)/len(b.Nodes)))
+	testkit.Check(t, p.Eval("document.querySelector('#found-list button').click()", nil))
+	p.Wants(fmt.Sprintf("document.querySelector('#nodes-table tr[data-key=%q]')", last))
+	p.Silent()
 }
 
 // A page that nobody sees asks for nothing after a while, and has all again as soon as somebody looks.
@@ -224,11 +215,11 @@ func TestHidden(t *testing.T) {
 	testkit.Need(t, testkit.APIServer)
 	b := small(t)
 	cluster := play(t, b)
-	p := newBrowser(t).open(cluster.url, 1280)
-	p.drawn()
+	p := browser.New(t).Open(cluster.url, 1280)
+	drawn(t, p)
 	hide := func(hidden bool) {
 		t.Helper()
-		testkit.Check(t, p.eval(fmt.Sprintf(`(() => {
+		testkit.Check(t, p.Eval(fmt.Sprintf(`(() => {
 			Object.defineProperty(document, 'hidden', { value: %t, configurable: true });
 			document.dispatchEvent(new Event('visibilitychange'));
 		})()`, hidden), nil))
@@ -246,8 +237,8 @@ func TestHidden(t *testing.T) {
 	b.Pools = b.Pools[:2]
 	cluster.mu.Unlock()
 	cluster.change(func() {})
-	p.wants("document.querySelectorAll('#pools-list article').length === 2")
-	p.silent()
+	p.Wants("document.querySelectorAll('#pools-list article').length === 2")
+	p.Silent()
 }
 
 // commas writes a number of up to six digits as people do.

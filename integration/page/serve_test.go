@@ -21,6 +21,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
+	"github.com/coil-net/coil/integration/browser"
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/controlplane"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -113,13 +114,13 @@ func TestServe(t *testing.T) {
 	block := testkit.Must(coil.AddressBlocks().Create(ctx, b.hold(p, 1, "n1", 0, 0), metav1.CreateOptions{}))(t)
 
 	url, end := serve(t, operator(t, api, clients))
-	page := newBrowser(t).open(url, 1280)
-	page.drawn()
-	page.wants("!problems.children.length") // the API server may learn of rights a moment later
+	page := browser.New(t).Open(url, 1280)
+	drawn(t, page)
+	page.Wants("!problems.children.length") // the API server may learn of rights a moment later
 	for selector, want := range map[string]string{
 		"#state": "live", "#problems": "", "figure .says": "1 of 4 blocks held, 0 of their 4 addresses in use", "#nodes-table tbody th": "n1", "#count-services": "", "#services-note": "Coil serves no Service of the type LoadBalancer.",
 	} {
-		if got := page.text(selector); !strings.HasPrefix(got, want) {
+		if got := page.Text(selector); !strings.HasPrefix(got, want) {
 			t.Errorf("%s is %q, want %q", selector, got, want)
 		}
 	}
@@ -127,7 +128,7 @@ func TestServe(t *testing.T) {
 	block.Status.Allocated = 3
 	began := time.Now()
 	testkit.Must(coil.AddressBlocks().UpdateStatus(ctx, block, metav1.UpdateOptions{}))(t)
-	page.wants("document.querySelector('figure .says').innerText.includes('3 of their 4 addresses in use')")
+	page.Wants("document.querySelector('figure .says').innerText.includes('3 of their 4 addresses in use')")
 	took := time.Since(began)
 	t.Logf("a change is there after %s", took)
 	if took > testkit.Timeout(time.Second) { // the API server's own time is in it
@@ -135,15 +136,15 @@ func TestServe(t *testing.T) {
 	}
 	testkit.Must(core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "internet"}}, metav1.CreateOptions{}))(t)
 	testkit.Must(coil.Egresses("internet").Create(ctx, &v2.Egress{ObjectMeta: metav1.ObjectMeta{Name: "nat"}, Spec: v2.EgressSpec{Replicas: 2, Destinations: []string{"0.0.0.0/0"}}}, metav1.CreateOptions{}))(t)
-	page.wants("document.querySelector('#egresses-list h3')?.innerText.startsWith('internet/nat')")
-	page.silent()
+	page.Wants("document.querySelector('#egresses-list h3')?.innerText.startsWith('internet/nat')")
+	page.Silent()
 
 	api.StopServer()
-	page.wants("document.querySelector('#state').innerText.startsWith(\"the API server doesn't answer since\")")
+	page.Wants("document.querySelector('#state').innerText.startsWith(\"the API server doesn't answer since\")")
 	testkit.Check(t, api.StartServer(ctx))
-	page.wants("document.querySelector('#state').innerText === 'live'")
+	page.Wants("document.querySelector('#state').innerText === 'live'")
 	testkit.Check(t, coil.Egresses("internet").Delete(ctx, "nat", metav1.DeleteOptions{}))
-	page.wants("!document.querySelector('#egresses-list h3')")
+	page.Wants("!document.querySelector('#egresses-list h3')")
 	end()
-	page.wants("document.querySelector('#state').innerText.startsWith('disconnected since')")
+	page.Wants("document.querySelector('#state').innerText.startsWith('disconnected since')")
 }

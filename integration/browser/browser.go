@@ -1,4 +1,7 @@
-package page
+// Package browser opens pages in a Chromium without a window, for tests: it asks what they show, presses keys and takes pictures.
+//
+// It must not know any page.
+package browser
 
 import (
 	"bufio"
@@ -25,8 +28,8 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// browser is a Chromium without a window, which the DevTools protocol drives by a pair of pipes (https://chromedevtools.github.io/devtools-protocol/).
-type browser struct {
+// Browser is a Chromium without a window, which the DevTools protocol drives by a pair of pipes (https://chromedevtools.github.io/devtools-protocol/).
+type Browser struct {
 	t     *testing.T
 	write *os.File
 
@@ -50,8 +53,8 @@ type message struct {
 	} `json:"error,omitempty"`
 }
 
-// newBrowser starts Chromium, which ends with the test.
-func newBrowser(t *testing.T) *browser {
+// New starts Chromium, which ends with the test.
+func New(t *testing.T) *Browser {
 	t.Helper()
 	path, err := exec.LookPath("chromium")
 	if err != nil {
@@ -72,7 +75,7 @@ func newBrowser(t *testing.T) *browser {
 	cmd.Stdout, cmd.Stderr = &complaints, &complaints
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	testkit.Check(t, cmd.Start(), theirRead.Close(), theirWrite.Close())
-	b := &browser{t: t, write: ourWrite, answers: map[int]chan message{}, said: map[string][]string{}}
+	b := &Browser{t: t, write: ourWrite, answers: map[int]chan message{}, said: map[string][]string{}}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -100,7 +103,7 @@ func newBrowser(t *testing.T) *browser {
 }
 
 // read reads messages, each of which ends in a zero byte.
-func (b *browser) read(from *os.File) {
+func (b *Browser) read(from *os.File) {
 	for r := bufio.NewReader(from); ; {
 		text, err := r.ReadBytes(0)
 		if err != nil {
@@ -148,7 +151,7 @@ func complaint(event message) string {
 }
 
 // call calls a method, of the browser or of a session.
-func (b *browser) call(session, method string, params, result any) error {
+func (b *Browser) call(session, method string, params, result any) error {
 	answer := make(chan message, 1)
 	b.mu.Lock()
 	b.last++
@@ -182,54 +185,58 @@ func (b *browser) call(session, method string, params, result any) error {
 	}
 }
 
-// tab is a page in the browser.
-type tab struct {
-	*browser
+// Tab is a page in the browser.
+type Tab struct {
+	*Browser
 	target, session string
 }
 
-type object = map[string]any
+// Object is one of JSON.
+type Object = map[string]any
 
-// open opens a page of a width.
-func (b *browser) open(url string, width int) *tab {
+// Open opens a page of a width.
+func (b *Browser) Open(url string, width int) *Tab {
 	b.t.Helper()
 	var target struct{ TargetID string }
 	var session struct{ SessionID string }
-	testkit.Check(b.t, b.call("", "Target.createTarget", object{"url": "about:blank"}, &target))
-	testkit.Check(b.t, b.call("", "Target.attachToTarget", object{"targetId": target.TargetID, "flatten": true}, &session))
-	p := &tab{b, target.TargetID, session.SessionID}
+	testkit.Check(b.t, b.call("", "Target.createTarget", Object{"url": "about:blank"}, &target))
+	testkit.Check(b.t, b.call("", "Target.attachToTarget", Object{"targetId": target.TargetID, "flatten": true}, &session))
+	p := &Tab{b, target.TargetID, session.SessionID}
 	for _, method := range []string{"Page.enable", "Runtime.enable", "Log.enable"} {
-		p.do(method, object{})
+		p.Do(method, Object{})
 	}
-	p.size(width, 900)
-	p.do("Page.navigate", object{"url": url})
+	p.Size(width, 900)
+	p.Do("Page.navigate", Object{"url": url})
 	return p
 }
 
-func (p *tab) do(method string, params object) {
+// Do calls a method of the protocol.
+func (p *Tab) Do(method string, params Object) {
 	p.t.Helper()
 	testkit.Check(p.t, p.call(p.session, method, params, nil))
 }
 
-func (p *tab) close() {
+// Close closes the page.
+func (p *Tab) Close() {
 	p.t.Helper()
-	testkit.Check(p.t, p.call("", "Target.closeTarget", object{"targetId": p.target}, nil))
+	testkit.Check(p.t, p.call("", "Target.closeTarget", Object{"targetId": p.target}, nil))
 }
 
-func (p *tab) size(width, height int) {
+// Size sets the width and the height of the window. A narrow one is a phone.
+func (p *Tab) Size(width, height int) {
 	p.t.Helper()
-	p.do("Emulation.setDeviceMetricsOverride", object{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
+	p.Do("Emulation.setDeviceMetricsOverride", Object{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
 }
 
-// eval evaluates an expression of JavaScript, and waits for a promise.
-func (p *tab) eval(expression string, result any) error {
+// Eval evaluates an expression of JavaScript, and waits for a promise.
+func (p *Tab) Eval(expression string, result any) error {
 	var answer struct {
 		Result           struct{ Value json.RawMessage }
 		ExceptionDetails *struct {
 			Exception struct{ Description string }
 		}
 	}
-	err := p.call(p.session, "Runtime.evaluate", object{"expression": expression, "returnByValue": true, "awaitPromise": true}, &answer)
+	err := p.call(p.session, "Runtime.evaluate", Object{"expression": expression, "returnByValue": true, "awaitPromise": true}, &answer)
 	switch {
 	case err != nil:
 		return err
@@ -241,47 +248,47 @@ func (p *tab) eval(expression string, result any) error {
 	return json.Unmarshal(answer.Result.Value, result)
 }
 
-// press presses a key.
-func (p *tab) press(key string, code int) {
+// Press presses a key.
+func (p *Tab) Press(key string, code int) {
 	p.t.Helper()
-	down := object{"type": "keyDown", "key": key, "windowsVirtualKeyCode": code}
+	down := Object{"type": "keyDown", "key": key, "windowsVirtualKeyCode": code}
 	if len(key) == 1 {
 		down["text"] = key
 	}
-	p.do("Input.dispatchKeyEvent", down)
-	p.do("Input.dispatchKeyEvent", object{"type": "keyUp", "key": key, "windowsVirtualKeyCode": code})
+	p.Do("Input.dispatchKeyEvent", down)
+	p.Do("Input.dispatchKeyEvent", Object{"type": "keyUp", "key": key, "windowsVirtualKeyCode": code})
 }
 
-// wants waits until an expression is true.
-func (p *tab) wants(expression string) {
+// Wants waits until an expression is true.
+func (p *Tab) Wants(expression string) {
 	p.t.Helper()
 	testkit.Eventually(p.t, 60*time.Second, expression, func() error {
 		var is bool
-		if err := p.eval("Boolean("+expression+")", &is); err != nil {
+		if err := p.Eval("Boolean("+expression+")", &is); err != nil {
 			return err
 		}
 		if !is {
 			var shown string
-			_ = p.eval("document.body.innerText", &shown)
+			_ = p.Eval("document.body.innerText", &shown)
 			return fmt.Errorf("the page has %.3000s, and complains %q", shown, p.complaints())
 		}
 		return nil
 	})
 }
 
-// text is that of the elements that a selector finds, a line for each.
-func (p *tab) text(selector string) string {
+// Text is that of the elements that a selector finds, a line for each.
+func (p *Tab) Text(selector string) string {
 	p.t.Helper()
 	var text string
-	testkit.Check(p.t, p.eval(fmt.Sprintf("[...document.querySelectorAll(%q)].map(e => e.innerText.replace(/\\s+/g, ' ').trim()).join('\\n')", selector), &text))
+	testkit.Check(p.t, p.Eval(fmt.Sprintf("[...document.querySelectorAll(%q)].map(e => e.innerText.replace(/\\s+/g, ' ').trim()).join('\\n')", selector), &text))
 	return text
 }
 
-// silent fails the test if the page has complained: of an exception, of what it couldn't load, of what its policy forbids, or by the console; or if it shows values that
+// Silent fails the test if the page has complained: of an exception, of what it couldn't load, of what its policy forbids, or by the console; or if it shows values that
 // only programs have.
-func (p *tab) silent() {
+func (p *Tab) Silent() {
 	p.t.Helper()
-	for line := range strings.Lines(p.text("body")) {
+	for line := range strings.Lines(p.Text("body")) {
 		for _, word := range []string{"NaN", "undefined", "null", "[object", "Invalid Date"} {
 			if strings.Contains(line, word) {
 				p.t.Errorf("the page shows %q", line)
@@ -293,20 +300,30 @@ func (p *tab) silent() {
 	}
 }
 
-func (p *tab) complaints() []string {
+func (p *Tab) complaints() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.said[p.session])
 }
 
-// picture writes a PNG of the page from the top to a height.
-func (p *tab) picture(file string, width, height int) {
+// Fits fails the test if the page is wider than its window.
+func (p *Tab) Fits(width int) {
 	p.t.Helper()
-	p.size(width, height)
+	var is int
+	testkit.Check(p.t, p.Eval("document.documentElement.scrollWidth", &is))
+	if is > width {
+		p.t.Errorf("in a window of %d pixels the page has %d", width, is)
+	}
+}
+
+// Picture writes a PNG of the page from the top to a height.
+func (p *Tab) Picture(file string, width, height int) {
+	p.t.Helper()
+	p.Size(width, height)
 	// Twice: the page draws in the next frame what depends on its size.
-	testkit.Check(p.t, p.eval("new Promise(f => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(f, 300))))", nil))
+	testkit.Check(p.t, p.Eval("new Promise(f => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(f, 300))))", nil))
 	var answer struct{ Data string }
-	testkit.Check(p.t, p.call(p.session, "Page.captureScreenshot", object{"format": "png", "optimizeForSpeed": false}, &answer))
+	testkit.Check(p.t, p.call(p.session, "Page.captureScreenshot", Object{"format": "png", "optimizeForSpeed": false}, &answer))
 	testkit.Check(p.t, os.WriteFile(file, fewColours(p.t, testkit.Must(base64.StdEncoding.DecodeString(answer.Data))(p.t)), 0o644))
 }
 
