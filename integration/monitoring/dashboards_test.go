@@ -1,68 +1,29 @@
 package monitoring
 
 import (
-	"encoding/json"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/coil-net/coil/integration/monitoring/draw"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// dashboard is what Grafana reads, as far as it is looked at here.
-type dashboard struct {
-	UID, Title, Description string
-	SchemaVersion           int
-	Templating              struct {
-		List []struct {
-			Name, Type string
-			Query      any
-			Definition string
-		}
-	}
-	Panels []panel
-}
-
-type panel struct {
-	ID                       int
-	Type, Title, Description string
-	GridPos                  struct{ H, W, X, Y int }
-	FieldConfig              struct {
-		Defaults struct {
-			Unit       string
-			Thresholds struct {
-				Steps []struct {
-					Color string
-					Value *float64
-				}
-			}
-		}
-	}
-	Targets []struct{ RefID, Expr, LegendFormat string }
-}
-
 // dashboards returns those of manifests/monitoring by the names of their files.
-func dashboards(t *testing.T) map[string]dashboard {
+func dashboards(t *testing.T) map[string]draw.Dashboard {
 	t.Helper()
-	all := map[string]dashboard{}
+	all := map[string]draw.Dashboard{}
 	for _, path := range testkit.Must(filepath.Glob(filepath.Join(folder, "dashboards/*.json")))(t) {
-		var d dashboard
-		testkit.Check(t, json.Unmarshal(testkit.Must(os.ReadFile(path))(t), &d))
-		all[strings.TrimSuffix(filepath.Base(path), ".json")] = d
+		all[strings.TrimSuffix(filepath.Base(path), ".json")] = testkit.Must(draw.Read(path))(t)
 	}
 	return all
 }
 
-// resolved is an expression of a dashboard with values in place of the variables that Grafana fills in. Those that users choose stay: they
-// are texts.
-func resolved(expr string) string {
-	return strings.NewReplacer("$__rate_interval", "5m", "$__interval", "1m", "$__range", "6h").Replace(expr)
-}
-
-var chosen = regexp.MustCompile(`"\$(\w+)"`)
+// usual is the window in which Grafana shows a dashboard at first.
+var usual = draw.Window{From: time.Unix(0, 0), To: time.Unix(6*3600, 0), Step: time.Minute, Rate: 5 * time.Minute}
 
 // A dashboard shows metrics that there are, and tells what it shows, in which unit and when that is bad. It works with any Prometheus.
 func TestDashboards(t *testing.T) {
@@ -85,7 +46,7 @@ func TestDashboards(t *testing.T) {
 					t.Errorf("the UID %q is of one Grafana only", uid[1])
 				}
 			}
-			variables := d.checkVariables(t, q)
+			variables := checkVariables(t, q, d)
 			ids := map[int]bool{}
 			for _, p := range d.Panels {
 				if ids[p.ID] || p.Title == "" {
@@ -93,7 +54,7 @@ func TestDashboards(t *testing.T) {
 				}
 				ids[p.ID] = true
 				if p.Type != "row" {
-					t.Run(p.Title, func(t *testing.T) { p.check(t, q, variables) })
+					t.Run(p.Title, func(t *testing.T) { checkPanel(t, q, p, variables) })
 				}
 			}
 			checkPlaces(t, d.Panels)
@@ -102,7 +63,7 @@ func TestDashboards(t *testing.T) {
 }
 
 // checkVariables returns the names of the variables that users choose.
-func (d dashboard) checkVariables(t *testing.T, q queries) (names []string) {
+func checkVariables(t *testing.T, q queries, d draw.Dashboard) (names []string) {
 	t.Helper()
 	form := regexp.MustCompile(`^label_values\((.+), (\w+)\)$`)
 	for _, v := range d.Templating.List {
@@ -121,7 +82,7 @@ func (d dashboard) checkVariables(t *testing.T, q queries) (names []string) {
 		if err != nil || !slices.Contains(labels, parts[2]) {
 			t.Errorf("variable %s: %v; %s has the labels %v", v.Name, err, parts[1], labels)
 		}
-		for _, c := range chosen.FindAllStringSubmatch(parts[1], -1) {
+		for _, c := range draw.Chosen.FindAllStringSubmatch(parts[1], -1) {
 			if !slices.Contains(names, c[1]) {
 				t.Errorf("variable %s comes before %s", v.Name, c[1])
 			}
@@ -131,7 +92,7 @@ func (d dashboard) checkVariables(t *testing.T, q queries) (names []string) {
 	return names
 }
 
-func (p panel) check(t *testing.T, q queries, variables []string) {
+func checkPanel(t *testing.T, q queries, p draw.Panel, variables []string) {
 	if p.Description == "" || p.FieldConfig.Defaults.Unit == "" || len(p.FieldConfig.Defaults.Thresholds.Steps) == 0 {
 		t.Errorf("description %q, unit %q, thresholds %v", p.Description, p.FieldConfig.Defaults.Unit, p.FieldConfig.Defaults.Thresholds)
 	}
@@ -147,7 +108,7 @@ func (p panel) check(t *testing.T, q queries, variables []string) {
 		t.Error("it has no query")
 	}
 	for _, target := range p.Targets {
-		labels, err := q.check(resolved(target.Expr))
+		labels, err := q.check(usual.Resolve(target.Expr))
 		if err != nil {
 			t.Errorf("%s: %v", target.Expr, err)
 		}
@@ -161,7 +122,7 @@ func (p panel) check(t *testing.T, q queries, variables []string) {
 				t.Errorf("%s: the legend doesn't tell series apart that differ in %s", target.Expr, l)
 			}
 		}
-		for _, c := range chosen.FindAllStringSubmatch(target.Expr, -1) {
+		for _, c := range draw.Chosen.FindAllStringSubmatch(target.Expr, -1) {
 			if !slices.Contains(variables, c[1]) {
 				t.Errorf("%s: there is no variable %s", target.Expr, c[1])
 			}
@@ -170,7 +131,7 @@ func (p panel) check(t *testing.T, q queries, variables []string) {
 }
 
 // checkPlaces looks whether panels cover each other, or leave the page.
-func checkPlaces(t *testing.T, panels []panel) {
+func checkPlaces(t *testing.T, panels []draw.Panel) {
 	t.Helper()
 	taken := map[[2]int]int{}
 	for _, p := range panels {

@@ -23,7 +23,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-var update = flag.Bool("update", false, "write the golden files")
+var update = flag.Bool("update", false, "write the golden files, and the pictures of dashboards")
 
 // podMonitor is a PodMonitor of monitoring.coreos.com/v1, as far as Coil uses it.
 type podMonitor struct {

@@ -2,21 +2,22 @@ package monitoring
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/coil-net/coil/integration/lab/proc"
+	"github.com/coil-net/coil/integration/monitoring/draw"
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -33,7 +34,7 @@ var filled = map[string][]string{
 }
 
 // A Prometheus reads coil-ipam-controller and coild, whose metrics have the types and labels that queries are checked against. It evaluates
-// all panels and alerts without an error, and panels show something.
+// all panels and alerts without an error, and panels show something, also on the pages that are drawn as Grafana does it.
 func TestPrometheus(t *testing.T) {
 	controller := freeAddr(t)
 	r := rigtest.NewWith(t, rig.Options{ControllerFlags: []string{"--metrics-addr=" + controller}})
@@ -57,20 +58,22 @@ func TestPrometheus(t *testing.T) {
 		checkText(t, known, testkit.Must(netlab.Get(t.Context(), http.DefaultClient, from+"/metrics"))(t))
 	}
 
+	began := time.Now()
+	restless(t, n)
 	p := startPrometheus(t, []target{{strings.TrimPrefix(coild.URL, "http://"), "coild", n.Name}, {controller, "coil-ipam-controller", n.Name}})
 	for name, d := range dashboards(t) {
 		for _, panel := range d.Panels {
 			for _, target := range panel.Targets {
-				query := chosen.ReplaceAllString(resolved(target.Expr), `".*"`)
+				query := usual.All(target.Expr)
 				if !slices.Contains(filled[name], panel.Title) {
-					if _, err := p.query(query); err != nil {
+					if _, err := p.Query(t.Context(), query); err != nil {
 						t.Errorf("%s, %s: %v", name, panel.Title, err)
 					}
 					continue
 				}
 				testkit.Eventually(t, 30*time.Second, name+", "+panel.Title+" shows something", func() error {
-					n, err := p.query(query)
-					if err == nil && n == 0 {
+					series, err := p.Query(t.Context(), query)
+					if err == nil && len(series) == 0 {
 						err = fmt.Errorf("%s has no result", query)
 					}
 					return err
@@ -78,7 +81,39 @@ func TestPrometheus(t *testing.T) {
 			}
 		}
 	}
-	testkit.Eventually(t, 30*time.Second, "all alerts are evaluated", func() error { return p.evaluated(len(alerts(t))) })
+	testkit.Eventually(t, 30*time.Second, "all alerts are evaluated", func() error { return p.evaluated(t.Context(), len(alerts(t))) })
+	drawPages(t, p, draw.Window{From: began, To: time.Now(), Step: scrapeInterval, Rate: 10 * time.Second})
+}
+
+// restless has pods come to a node and go, until the test ends: durations of calls are those of the last moments.
+func restless(t *testing.T, n *rig.Node) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var ended sync.WaitGroup
+	t.Cleanup(ended.Wait)
+	t.Cleanup(stop)
+	come := func() error {
+		s, err := n.NewSandbox(ctx, rig.SandboxOptions{})
+		if err != nil {
+			return err
+		}
+		if _, err := s.Add(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(scrapeInterval):
+		}
+		return errors.Join(s.Del(ctx), s.Close())
+	}
+	ended.Go(func() {
+		for ctx.Err() == nil {
+			if err := come(); err != nil && ctx.Err() == nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
 }
 
 func freeAddr(t *testing.T) string {
@@ -121,15 +156,18 @@ func checkText(t *testing.T, known map[string]metric, text string) {
 // target is a program that Prometheus reads.
 type target struct{ addr, component, node string }
 
+// scrapeInterval is how often Prometheus reads programs.
+const scrapeInterval = 500 * time.Millisecond
+
 // server is Debian's Prometheus, which runs as long as the test.
-type server struct{ url string }
+type server struct{ draw.Prometheus }
 
 func startPrometheus(t *testing.T, targets []target) server {
 	t.Helper()
 	dir, addr := t.TempDir(), freeAddr(t)
 	var config strings.Builder
-	fmt.Fprintf(&config, "global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}\nrule_files: [%s]\nscrape_configs:\n- job_name: coil\n  static_configs:\n",
-		testkit.Must(filepath.Abs(filepath.Join(folder, "rules.yaml")))(t))
+	fmt.Fprintf(&config, "global: {scrape_interval: %[2]s, scrape_timeout: %[2]s, evaluation_interval: 1s}\nrule_files: [%[1]s]\nscrape_configs:\n- job_name: coil\n  static_configs:\n",
+		testkit.Must(filepath.Abs(filepath.Join(folder, "rules.yaml")))(t), scrapeInterval)
 	for _, to := range targets {
 		fmt.Fprintf(&config, "  - {targets: [%q], labels: {component: %s, node: %s}}\n", to.addr, to.component, to.node)
 	}
@@ -144,51 +182,24 @@ func startPrometheus(t *testing.T, targets []target) server {
 			t.Logf("Prometheus says:\n%s", proc.Tail(log, 20))
 		}
 	})
-	s := server{"http://" + addr}
+	s := server{draw.Prometheus{URL: "http://" + addr}}
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout(30*time.Second))
 	defer cancel()
 	testkit.Check(t, p.WaitFor(ctx, func(ctx context.Context) error {
-		_, err := netlab.Get(ctx, http.DefaultClient, s.url+"/-/ready")
+		_, err := netlab.Get(ctx, http.DefaultClient, s.URL+"/-/ready")
 		return err
 	}))
 	return s
 }
 
-// get asks Prometheus's API.
-func (s server) get(path string, data any) error {
-	resp, err := http.Get(s.url + path)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	answer := struct {
-		Status, Error string
-		Data          any
-	}{Data: data}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
-		return err
-	}
-	if answer.Status != "success" {
-		return fmt.Errorf("%s: %s", path, answer.Error)
-	}
-	return nil
-}
-
-// query evaluates an expression and returns how many series it has.
-func (s server) query(expr string) (int, error) {
-	var data struct{ Result []any }
-	err := s.get("/api/v1/query?query="+url.QueryEscape(expr), &data)
-	return len(data.Result), err
-}
-
 // evaluated is nil when all rules were evaluated, and none has failed.
-func (s server) evaluated(want int) error {
+func (s server) evaluated(ctx context.Context, want int) error {
 	var data struct {
 		Groups []struct {
 			Rules []struct{ Name, Health, LastError string }
 		}
 	}
-	if err := s.get("/api/v1/rules", &data); err != nil {
+	if err := s.Get(ctx, "/api/v1/rules", &data); err != nil {
 		return err
 	}
 	n := 0
