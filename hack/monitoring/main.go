@@ -1,5 +1,5 @@
 // Command monitoring writes those files of manifests/monitoring that say what others say, too: dashboards for Grafana, one for each audience,
-// and the alerts of rules.yaml as the operator of Prometheus reads them. Run it in the root of the repository after a change.
+// the page about them, and the alerts of rules.yaml as the operator of Prometheus reads them. Run it in the root of the repository after a change.
 //
 // The panels of dashboards are values of this package: a title, what it shows, a unit and queries of PromQL. It must not know which metrics
 // there are: integration/monitoring checks the queries.
@@ -40,6 +40,7 @@ func written(dir string) (map[string][]byte, error) {
 		}
 		files["dashboards/"+d.name+".json"] = append(out, '\n')
 	}
+	files["DASHBOARDS.md"] = page(dir)
 	rules, err := os.ReadFile(filepath.Join(dir, "rules.yaml"))
 	if err != nil {
 		return nil, err
