@@ -44,20 +44,28 @@ func newServices(t *testing.T) *services {
 	}}
 	testkit.Must(s.coil.CoilV2().AddressPools().Create(t.Context(), p, metav1.CreateOptions{}))(t)
 	s.client = testkit.Must(netlab.Open(testkit.Must(s.NetNS(cluster.Fabric))(t)))(t)
+	t.Cleanup(func() {
+		testkit.Check(t, s.client.Close(), s.coil.CoilV2().AddressPools().Delete(context.WithoutCancel(t.Context()), s.pool, metav1.DeleteOptions{}))
+	})
+	s.control(t, s.pool)
+	return s
+}
+
+// control runs coil-lb-controller until the test ends.
+func (e env) control(t *testing.T, pool string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
-	o := &lbcontroller.Options{CloudResync: time.Minute, Namespace: "kube-system", DefaultPool: s.pool, Options: leading.Options{Election: leader.Election{
+	o := &lbcontroller.Options{CloudResync: time.Minute, Namespace: "kube-system", DefaultPool: pool, Options: leading.Options{Election: leader.Election{
 		Namespace: "kube-system", LeaseDuration: 11 * time.Minute, RenewDeadline: 10 * time.Minute, RetryPeriod: time.Second, // other tests end the API server
 	}}}
-	go func() { ended <- lbcontroller.Run(ctx, s.RESTConfig(), o) }()
+	go func() { ended <- lbcontroller.Run(ctx, e.RESTConfig(), o) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("coil-lb-controller ended with %v", err)
 		}
-		testkit.Check(t, s.client.Close(), s.coil.CoilV2().AddressPools().Delete(context.WithoutCancel(t.Context()), s.pool, metav1.DeleteOptions{}))
 	})
-	return s
 }
 
 // serve makes a pod of a Service on each of some nodes, which says its name by port 8080.
