@@ -37,7 +37,7 @@ func run() int {
 	start := time.Now()
 	err := show(ctx, *nodes)
 	if *keep {
-		fmt.Printf("\nThe cluster is left: export KUBECONFIG=%s\n", kubeconfig())
+		kept(ctx)
 	} else if downErr := down(); downErr != nil {
 		err = errors.Join(err, fmt.Errorf("remove the cluster: %w", downErr))
 	}
@@ -88,7 +88,7 @@ func show(ctx context.Context, nodes int) error {
 	if _, err := d.kubectl(ctx, "get", "nodes", "-o", "wide"); err != nil {
 		return err
 	}
-	for _, f := range []func(context.Context) error{d.makePools, d.makePods, d.reach, d.look, d.leave} {
+	for _, f := range []func(context.Context) error{d.makePools, d.makePods, d.reach, d.look, d.leave, d.ask} {
 		if err := f(ctx); err != nil {
 			return err
 		}
