@@ -52,7 +52,7 @@ func checkPage(t *testing.T, tab *browser.Tab, name string, d draw.Dashboard, dr
 		t.Errorf("%s has the panels %q, want %q", name, got, want)
 	}
 	var blank string
-	testkit.Check(t, tab.Eval(`[...document.querySelectorAll('section')].filter(s => !s.querySelector('path[d^=M], circle, rect')).map(s => s.querySelector('h3').innerText).join('\n')`, &blank))
+	testkit.Check(t, tab.Eval(`[...document.querySelectorAll('section')].filter(s => !s.querySelector('path[d^=M], circle, .bar, .number')).map(s => s.querySelector('h3').innerText).join('\n')`, &blank))
 	if want := strings.Join(drawn.Empty, "\n"); blank != want {
 		t.Errorf("%s: panels without lines are %q, want %q", name, blank, want)
 	}
