@@ -1,6 +1,7 @@
 package monitoring
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -9,23 +10,30 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/coil-net/coil/integration/browser"
 	"github.com/coil-net/coil/integration/monitoring/draw"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// drawPages draws each dashboard with what a Prometheus has, as Grafana does, and takes its picture. All panels are there, and those that must show something do.
-func drawPages(t *testing.T, p server, w draw.Window) {
+// drawPages draws each dashboard with what a Prometheus has from a time on, as Grafana does, and takes its picture. All panels are there, and show
+// something unless they may show nothing.
+func drawPages(t *testing.T, p server, began time.Time) {
 	t.Helper()
 	chromium := browser.New(t)
 	for name, d := range dashboards(t) {
-		drawn := testkit.Must(d.Draw(t.Context(), p.Prometheus, w))(t)
-		for _, title := range filled[name] {
-			if slices.Contains(drawn.Empty, title) {
-				t.Errorf("%s: the panel %q shows nothing", name, title)
+		var drawn draw.Drawn
+		testkit.Eventually(t, 30*time.Second, name+" is drawn", func() (err error) {
+			drawn, err = d.Draw(t.Context(), p.Prometheus, draw.Window{From: began, To: time.Now(), Step: scrapeInterval, Rate: 10 * time.Second})
+			for _, title := range drawn.Empty {
+				if !slices.Contains(empty[name], title) {
+					err = errors.Join(err, fmt.Errorf("the panel %q shows nothing", title))
+				}
 			}
-		}
+			return err
+		})
+		t.Logf("%s: panels without data are %q", name, drawn.Empty)
 		page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
 			_, _ = w.Write(drawn.HTML)
