@@ -87,7 +87,7 @@ func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command 
 	complete(root, "output", fixed(formats))
 	complete(root, "color", fixed(colours))
 	complete(root, "namespace", t.completeNames(resourceNamespaces))
-	root.AddCommand(t.convert(), t.db(), t.pools(), t.serve(), t.status(), t.sysdump(), t.trace(), t.why())
+	root.AddCommand(t.convert(), t.db(), t.pools(), t.selftest(), t.serve(), t.status(), t.sysdump(), t.trace(), t.why())
 	root.AddCommand(t.lists()...)
 	return root
 }

@@ -79,6 +79,18 @@ func (t *tool) completeNames(kind named) cobra.CompletionFunc {
 	}
 }
 
+// completeMore completes the last of several names, which are separated by commas.
+func (t *tool) completeMore(kind named) cobra.CompletionFunc {
+	return func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		before := prefix[:strings.LastIndex(prefix, ",")+1]
+		names, directive := t.completeNames(kind)(c, strings.Split(before, ","), prefix)
+		for i := range names {
+			names[i] = before + names[i]
+		}
+		return names, directive
+	}
+}
+
 // completeName completes the name of the one object that a command takes.
 func (t *tool) completeName(kind named) cobra.CompletionFunc {
 	return func(c *cobra.Command, there []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {

@@ -122,8 +122,11 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Main runs coild and returns the exit code. With the first argument "cleanup", "probe" or "debug" it runs that command instead.
+// Main runs coild and returns the exit code. With the first argument "cleanup", "probe", "debug" or "selftest" it runs that command instead.
 func Main(args []string) int {
+	if len(args) > 0 && args[0] == selftestCommand {
+		return selftestMain(args[1:])
+	}
 	if len(args) > 0 && args[0] == probeCommand {
 		var o probeOptions
 		return program.Main("coild "+probeCommand, args[1:], &o, o.run)

@@ -1,0 +1,243 @@
+package coilctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/diagnosis"
+	"github.com/coil-net/coil/pkg/plan/selftest"
+)
+
+// selftestOptions are the flags of the command selftest.
+type selftestOptions struct {
+	*tool
+	nodes                []string
+	atOnce, port         int
+	timeout              time.Duration
+	image, pool          string
+	tolerate, keepFailed bool
+}
+
+// rightsOfSelftest are named by the help of the command.
+const rightsOfSelftest = "It needs the rights to list namespaces, nodes and pods, and daemonsets of apps; to create, get and delete namespaces; to create serviceaccounts; to create, delete, get and " +
+	"list pods, and to get and create pods/exec, in namespaces " + selftest.Prefix + "*; to get addresspools and list addressblocks of coil.cybozu.com. " +
+	"What is wrong with the pods of a failed check is told with the rights of \"why pod\"."
+
+// selftest returns the command that tries whether Coil does what it should.
+func (t *tool) selftest() *cobra.Command {
+	o := &selftestOptions{tool: t}
+	c := &cobra.Command{
+		Use: "selftest", Short: "Start pods on the nodes, and try whether their network works", Args: exactly(0),
+		Long: "Start pods on the nodes, in a namespace of their own, and try whether their network works: that they get addresses of their pool, reach each other from node to node " +
+			"with their own source addresses, and that the packets may be as long as their links say.\n\n" +
+			"Everything is removed at the end, also after an interrupt, and what an earlier selftest has left is removed first: run one at a time. " +
+			"The pods have no right, and run the image of coild, which the nodes have already. The exit code is 1 if a check has failed.\n\n" + rightsOfSelftest,
+		Example: "  coilctl selftest\n  coilctl selftest --nodes=worker-1,worker-2 --keep-failed\n  coilctl selftest --at-once=20 -o json",
+		RunE:    func(c *cobra.Command, _ []string) error { return o.run(c.Context()) },
+	}
+	c.Flags().StringSliceVar(&o.nodes, "nodes", nil, "names of the nodes to test; by default all that are ready and have coild")
+	c.Flags().IntVar(&o.atOnce, "at-once", 50, "the most nodes that have pods at a time, 2 or more; others follow")
+	c.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "how long pods may take to start, and a check to succeed, before it has failed")
+	c.Flags().StringVar(&o.image, "image", "", "image of the pods; by default that of coild")
+	c.Flags().StringVar(&o.pool, "pool", "", "AddressPool of the pods; by default that of namespaces that name none")
+	c.Flags().IntVar(&o.port, "port", selftest.Port, "TCP and UDP port of the pods")
+	c.Flags().BoolVar(&o.tolerate, "tolerate-all", true, "test nodes with taints, too, such as those of the control plane; false leaves them out")
+	c.Flags().BoolVar(&o.keepFailed, "keep-failed", false, "keep the namespace and the pods of checks that have failed; the next selftest removes them")
+	complete(c, "nodes", t.completeMore(resourceNodes))
+	complete(c, "pool", t.completeNames(resourcePools))
+	return c
+}
+
+func (o *selftestOptions) validate() error {
+	var errs []error
+	if o.atOnce < 2 {
+		errs = append(errs, fmt.Errorf("--at-once can't be %d: it must be 2 or more", o.atOnce))
+	}
+	if o.port < 1024 || o.port > math.MaxUint16 {
+		errs = append(errs, fmt.Errorf("--port can't be %d: it must be within 1024 and %d, since the pods have no right to others", o.port, math.MaxUint16))
+	}
+	if o.timeout < time.Second {
+		errs = append(errs, fmt.Errorf("--timeout can't be %s: it must be a second or more", o.timeout))
+	}
+	return errors.Join(errs...)
+}
+
+// errSelftest says that a check has failed, which was printed.
+var errSelftest = errors.New("the selftest has failed")
+
+// tester is a selftest that runs.
+type tester struct {
+	*selftestOptions
+	clients
+	examiner Examiner
+	// ask has a pod ask.
+	ask      func(ctx context.Context, pod string, questions []selftest.Question) ([]selftest.Answer, error)
+	template selftest.Template
+	judge    selftest.Judge
+	// pool is nil if Coil gives no addresses.
+	addressing selftest.Addressing
+	report     selftest.Report
+	// made says that the namespace may be there.
+	made bool
+	// walked are the pods that were examined.
+	walked map[string][]string
+}
+
+func (o *selftestOptions) run(ctx context.Context) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	s := &tester{selftestOptions: o, walked: map[string][]string{}}
+	s.ask = s.answers
+	var err error
+	if s.clients, err = o.connect(); err != nil {
+		return err
+	}
+	if s.examiner, err = (&whyOptions{tool: o.tool}).examiner(); err != nil {
+		return err
+	}
+	err = s.all(ctx)
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	err = errors.Join(err, s.end(context.WithoutCancel(ctx)))
+	if e := s.show(); e != nil {
+		return errors.Join(err, e)
+	}
+	if err == nil && s.report.Count(selftest.Wrong) > 0 {
+		err = errSelftest
+	}
+	return err
+}
+
+// all does all checks.
+func (s *tester) all(ctx context.Context) error {
+	if err := s.removeLeftovers(ctx); err != nil {
+		return err
+	}
+	nodes, err := s.prepare(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.makeNamespace(ctx); err != nil {
+		return err
+	}
+	var pods []selftest.Pod // those that run
+	made := 0
+	for i, batch := range selftest.Batches(nodes, s.atOnce) {
+		if i > 0 { // the first node has its pod from before
+			if pods, err = s.keepOne(ctx, pods, batch[0]); err != nil {
+				return err
+			}
+			batch = batch[1:]
+		}
+		wishes := selftest.Wishes(batch, made)
+		if made += len(batch); len(nodes) == 1 {
+			wishes = append(wishes, selftest.Wishes(batch, made)...)
+		}
+		started, err := s.start(ctx, wishes)
+		if err != nil {
+			return err
+		}
+		pods = append(pods, started...)
+		if err := s.addresses(ctx, started); err != nil {
+			return err
+		}
+		if err := s.routes(ctx, pods); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// routes tries whether pods reach each other.
+func (s *tester) routes(ctx context.Context, pods []selftest.Pod) error {
+	if len(pods) < 2 {
+		s.say(ctx, selftest.Check{Check: selftest.CheckRoutes, Subject: "all", State: selftest.Skipped, Seen: "fewer than two pods run"})
+		return ctx.Err()
+	}
+	var tries []try
+	for _, p := range selftest.Pairs(len(pods), rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))) {
+		from, to := pods[p.From], pods[p.To]
+		tries = append(tries, try{from: from, questions: selftest.Questions(from, to, uint16(s.port), p.Ring), judge: func(answers []selftest.Answer, err error) []selftest.Check {
+			asked := selftest.Asked{From: from, To: to, Port: uint16(s.port), Answers: answers, Err: err}
+			checks := []selftest.Check{s.judge.Route(asked)}
+			if p.Ring && checks[0].State == selftest.Right {
+				checks = append(checks, s.judge.MTU(asked))
+			}
+			return checks
+		}})
+	}
+	return s.try(ctx, tries)
+}
+
+// selftestMarks begin the line of a check, and colours are theirs.
+var (
+	selftestMarks   = map[selftest.State]string{selftest.Right: "ok", selftest.Wrong: "FAILED", selftest.Skipped: "-"}
+	selftestColours = map[selftest.State]string{selftest.Right: "32", selftest.Wrong: "31;1", selftest.Skipped: "33"}
+)
+
+// say adds a check, and tells it at once.
+func (s *tester) say(ctx context.Context, c selftest.Check) {
+	if c.State == selftest.Wrong {
+		c.Found = s.found(ctx, c)
+	}
+	s.report.Checks = append(s.report.Checks, c)
+	mark, out := fmt.Sprintf("%-6s", selftestMarks[c.State]), s.progress()
+	if s.coloured() && s.format == formatTable {
+		mark = "\x1b[" + selftestColours[c.State] + "m" + mark + "\x1b[0m"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s  %-9s  %s: %s\n", mark, c.Check, c.Subject, c.Seen)
+	for _, text := range c.Found {
+		fmt.Fprintf(&b, "%19s%s\n", "", text)
+	}
+	if c.Do != "" {
+		fmt.Fprintf(&b, "%19s-> %s\n", "", c.Do)
+	}
+	fmt.Fprint(out, b.String())
+}
+
+// show prints the whole report, or what it comes to.
+func (s *tester) show() error {
+	if s.format != formatTable {
+		return s.print(s.report, nil, nil)
+	}
+	if len(s.report.Checks) == 0 {
+		return nil
+	}
+	_, err := fmt.Fprintf(s.Out, "%s succeeded, %d failed, %d skipped\n", plan.Count(s.report.Count(selftest.Right), "check has", "checks have"),
+		s.report.Count(selftest.Wrong), s.report.Count(selftest.Skipped))
+	return err
+}
+
+// mostWalks is how many pods are examined: what is wrong with many is mostly the same.
+const mostWalks = 6
+
+// found says what is wrong with the pods of a check, by the walk of coilctl why: they may be gone when somebody asks.
+func (s *tester) found(ctx context.Context, c selftest.Check) (all []string) {
+	for _, name := range c.Pods {
+		texts, known := s.walked[name]
+		if !known && len(s.walked) < mostWalks && ctx.Err() == nil {
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+			d, err := s.examiner.Pod(ctx, s.template.Namespace, name)
+			cancel()
+			for _, step := range d.Steps {
+				if err == nil && step.State == diagnosis.Wrong {
+					texts = append(texts, fmt.Sprintf("coilctl why pod %s/%s: %s: %s", s.template.Namespace, name, step.Step, step.Seen))
+				}
+			}
+			s.walked[name] = texts
+		}
+		all = append(all, texts...)
+	}
+	return all
+}
