@@ -8,17 +8,23 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/watch"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/coilctl"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/selftest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -40,6 +46,8 @@ func newSelftester(t *testing.T) *selftester {
 	testkit.Must(c.core.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{
 		rule("", "list create get delete", "namespaces", "pods"), rule("", "list", "nodes"), rule("", "create", "serviceaccounts"), rule("apps", "list", "daemonsets"),
 		rule("", "get create", "pods/exec"), rule(v2.GroupVersion.Group, "get", "addresspools"), rule(v2.GroupVersion.Group, "list", "addressblocks"),
+		rule(v2.GroupVersion.Group, "get list", "egresses"), rule(v2.GroupVersion.Group, "create get", "egresspolicies"), rule("", "create get", "services"),
+		rule("coordination.k8s.io", "get", "leases"),
 	}}, metav1.CreateOptions{}))(t)
 	testkit.Must(c.core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: user}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
@@ -172,6 +180,108 @@ func TestCoilctlSelftest(t *testing.T) {
 	if code := <-ended; code != 1 || errOut.String() != "error: interrupted\n" {
 		t.Errorf("exit code %d, %s%s", code, out, errOut)
 	}
+	if all := c.left(); len(all) > 0 {
+		t.Errorf("there is %q", all)
+	}
+}
+
+// kubelet says of each pod of a selftest that it runs, with an address of 10.0.0.0/24, until the test ends. It runs none, so that nobody can be asked.
+func (c *selftester) kubelet() {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(c.t.Context()))
+	var work sync.WaitGroup
+	c.t.Cleanup(func() {
+		cancel()
+		work.Wait()
+	})
+	w := testkit.Must(c.core.CoreV1().Pods(metav1.NamespaceAll).Watch(ctx, metav1.ListOptions{LabelSelector: selftest.Selector()}))(c.t)
+	last := 0
+	work.Go(func() {
+		for e := range w.ResultChan() {
+			p, ok := e.Object.(*corev1.Pod)
+			if !ok || e.Type != watch.Added {
+				continue
+			}
+			last++
+			p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: fmt.Sprint("10.0.0.", last)}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+			p.Status.PodIP = p.Status.PodIPs[0].IP
+			if _, err := c.core.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				c.t.Error(err)
+			}
+		}
+	})
+	c.t.Cleanup(w.Stop)
+}
+
+// coilctl selftest makes clients of Egresses by an annotation and by a policy, a pod in the network of a node, and a Service; and says that pods which nobody runs can't be asked.
+func TestCoilctlSelftestWays(t *testing.T) {
+	c := newSelftester(t)
+	c.daemonSet("localhost/coil:v9")
+	c.pool(t, "default", 8, v4("10.0.0.0/24"))
+	block := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "default-0", Labels: map[string]string{v2.LabelPool: "default", v2.LabelNode: "n1"}}, IPv4: new("10.0.0.0/24")}
+	testkit.Must(c.coil.CoilV2().AddressBlocks().Create(t.Context(), block, metav1.CreateOptions{}))(t)
+	for _, name := range []string{"n1", "n2"} {
+		c.worker(name)
+		n := testkit.Must(c.core.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
+		n.Status.DaemonEndpoints.KubeletEndpoint.Port = 1 // nobody listens there
+		testkit.Must(c.core.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}))(t)
+	}
+	e := &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fresh("nat")}, Spec: v2.EgressSpec{Destinations: []string{"127.0.0.0/8"}, Replicas: 1}}
+	e = testkit.Must(c.coil.CoilV2().Egresses(e.Namespace).Create(t.Context(), e, metav1.CreateOptions{}))(t)
+	t.Cleanup(func() {
+		testkit.Check(t, c.coil.CoilV2().Egresses(e.Namespace).Delete(context.WithoutCancel(t.Context()), e.Name, metav1.DeleteOptions{}))
+	})
+	e.Status.Conditions = []metav1.Condition{{Type: v2.EgressAvailable, Status: metav1.ConditionTrue, Reason: "Ready", LastTransitionTime: metav1.Now()}}
+	testkit.Must(c.coil.CoilV2().Egresses(e.Namespace).UpdateStatus(t.Context(), e, metav1.UpdateOptions{}))(t)
+	now := metav1.NowMicro()
+	leases := c.core.CoordinationV1().Leases(metav1.NamespaceSystem)
+	testkit.Must(leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: plan.LBLease}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new("x"), RenewTime: &now}}, metav1.CreateOptions{}))(t)
+	t.Cleanup(func() {
+		testkit.Check(t, leases.Delete(context.WithoutCancel(t.Context()), plan.LBLease, metav1.DeleteOptions{}))
+	})
+	c.kubelet()
+	testkit.Eventually(t, 20*time.Second, "the API server knows the rights", func() error {
+		out, errOut, ended := c.start("--nodes=n9", "--egress=default/none")
+		<-ended
+		if text := out.String() + errOut.String(); !strings.Contains(text, "error: there is no node to test") {
+			return errors.New(text)
+		}
+		return nil
+	})
+
+	text := c.wants(1, []string{
+		" of AddressPool default\n", "FAILED  addresses  n2: the pod has 10.0.0.", "and no AddressBlock of the node has 10.0.0.",
+		"FAILED  routes     n1 -> n2: the pod node-0 couldn't be told to ask: exec in pod coil-selftest-", "FAILED  routes     n2 -> n1: the pod node-1 ",
+		"FAILED  egress     default/" + e.Name + ", from n1: the pod egress-0 couldn't be told to ask: ", "FAILED  policies   default/" + e.Name + ", from n1: the pod policy-0 couldn't be told to ask: ",
+		"FAILED  services   the Service: it has got no address\n", "1 check has succeeded, 6 failed, 0 skipped\n", "error: the selftest has failed\n",
+	}, "--timeout=1s", "--keep-failed", "--egress="+e.Namespace+"/"+e.Name)
+	_, namespace, _ := strings.Cut(text, "Namespace ")
+	namespace, _, _ = strings.Cut(namespace, " ")
+	kept := c.left()
+	if want := []string{namespace, namespace + "/egress-0", namespace + "/node-0", namespace + "/node-1", namespace + "/policy-0"}; !slices.Equal(kept, want) {
+		t.Errorf("there is %q, want %q", kept, want)
+	}
+	p := testkit.Must(c.core.CoreV1().Pods(namespace).Get(t.Context(), "policy-0", metav1.GetOptions{}))(t)
+	policy := testkit.Must(c.coil.CoilV2().EgressPolicies(namespace).Get(t.Context(), "selftest", metav1.GetOptions{}))(t)
+	service := testkit.Must(c.core.CoreV1().Services(namespace).Get(t.Context(), selftest.ServiceName, metav1.GetOptions{}))(t)
+	selects := testkit.Must(metav1.LabelSelectorAsSelector(policy.Spec.Pods))(t)
+	if !selects.Matches(labels.Set(p.Labels)) || policy.Spec.Egress.Name != e.Name || service.Spec.Selector[selftest.LabelPod] != "node-1" {
+		t.Errorf("the policy is %+v, the Service %+v", policy.Spec, service.Spec)
+	}
+	client := testkit.Must(c.core.CoreV1().Pods(namespace).Get(t.Context(), "egress-0", metav1.GetOptions{}))(t)
+	if client.Annotations["egress.coil.cybozu.com/default"] != e.Name || len(p.Annotations) > 0 {
+		t.Errorf("annotations are %v, and of the pod of the policy %v", client.Annotations, p.Annotations)
+	}
+
+	// A destination outside needs no pod in the network of a node, and so no such namespace.
+	text = c.wants(1, []string{"FAILED  egress     default/" + e.Name + ", from n1: "}, "--timeout=1s", "--nodes=n1", "--destination=127.0.0.9:443", "--keep-failed")
+	_, text, _ = strings.Cut(text, "removed\nNamespace ")
+	namespace, _, _ = strings.Cut(text, " ")
+	n := testkit.Must(c.core.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}))(t)
+	if n.Labels["pod-security.kubernetes.io/enforce"] != "restricted" {
+		t.Errorf("the namespace is %+v", n.Labels)
+	}
+	c.wants(1, []string{"-       egress     default/" + e.Name + ": 192.0.2.1 isn't reached through the Egress, but without it\n"}, "--timeout=1s", "--nodes=n2", "--destination=192.0.2.1:443")
 	if all := c.left(); len(all) > 0 {
 		t.Errorf("there is %q", all)
 	}

@@ -120,6 +120,22 @@ func (t *tool) completeService(c *cobra.Command, there []string, prefix string) 
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeEgress completes the last of several names of Egresses, with their namespaces.
+func (t *tool) completeEgress(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	before := prefix[:strings.LastIndex(prefix, ",")+1]
+	all, err := t.metadataOf(c.Context(), resourceEgresses, *t.flags.Namespace)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []cobra.Completion
+	for _, o := range all {
+		if name := o.Namespace + "/" + o.Name; !slices.Contains(strings.Split(before, ","), name) {
+			names = append(names, before+name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
 // complete sets how a shell completes the values of a flag.
 func complete(c *cobra.Command, flag string, with cobra.CompletionFunc) {
 	_ = c.RegisterFlagCompletionFunc(flag, with) // the only error is about a flag that isn't there, and tests complete each

@@ -368,7 +368,7 @@ func TestCompletion(t *testing.T) {
 		"pools ": "drain forecast default", "pools forecast ": "default", "pools drain ": "default", "pools drain default ": "", "nodes ": "n1", "blocks ": "release default-11 default-1", "blocks release ": "default-11 default-1", "blocks release default-1 ": "", "db dump ": "n1", "blocks default-1 ": "default-11", "addresses ": "out-7", "egresses ": "nat", "services ": "web",
 		"sysdump --node ": "n1", "blocks --pool ": "default", "blocks --node ": "n1", "nodes -o ": "table json yaml wide", "trace --protocol ": "icmp tcp udp", "nodes --color ": "auto always never", "egresses --namespace ": "shop", "egresses --namespace other ": "nat",
 		"why service ": "shop/web", "why service --namespace shop ": "web", "why service shop/web ": "",
-		"selftest --pool ": "default", "selftest --nodes ": "n1", "selftest --nodes n2,": "n2,n1", "selftest --nodes n1,": "",
+		"selftest --pool ": "default", "selftest --nodes ": "n1", "selftest --nodes n2,": "n2,n1", "selftest --nodes n1,": "", "selftest --egress ": "internet/nat",
 	} {
 		for _, program := range []string{"coilctl", "kubectl_complete-coil"} {
 			complete := append(strings.Split(args, " "), "")

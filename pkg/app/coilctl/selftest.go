@@ -13,6 +13,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/diagnosis"
+	"github.com/coil-net/coil/pkg/plan/preflight"
 	"github.com/coil-net/coil/pkg/plan/selftest"
 )
 
@@ -24,11 +25,16 @@ type selftestOptions struct {
 	timeout              time.Duration
 	image, pool          string
 	tolerate, keepFailed bool
+	// egresses are "namespace/name", and destinations ADDRESS:PORT.
+	egresses, destinations []string
+	servicePool            string
 }
 
 // rightsOfSelftest are named by the help of the command.
 const rightsOfSelftest = "It needs the rights to list namespaces, nodes and pods, and daemonsets of apps; to create, get and delete namespaces; to create serviceaccounts; to create, delete, get and " +
-	"list pods, and to get and create pods/exec, in namespaces " + selftest.Prefix + "*; to get addresspools and list addressblocks of coil.cybozu.com. " +
+	"list pods, and to get and create pods/exec, in namespaces " + selftest.Prefix + "*; to get addresspools and list addressblocks of coil.cybozu.com. Egresses also need those to get and list " +
+	"egresses of coil.cybozu.com, to create and get egresspolicies, and to list the pods of their routers; Services those to create and get services, and to get leases of coordination.k8s.io in the " +
+	"namespace " + preflight.Namespace + ": what isn't allowed is skipped. " +
 	"What is wrong with the pods of a failed check is told with the rights of \"why pod\"."
 
 // selftest returns the command that tries whether Coil does what it should.
@@ -37,11 +43,13 @@ func (t *tool) selftest() *cobra.Command {
 	c := &cobra.Command{
 		Use: "selftest", Short: "Start pods on the nodes, and try whether their network works", Args: exactly(0),
 		Long: "Start pods on the nodes, in a namespace of their own, and try whether their network works: that they get addresses of their pool, reach each other from node to node " +
-			"with their own source addresses, and that the packets may be as long as their links say.\n\n" +
+			"with their own source addresses, and that the packets may be as long as their links say; that they leave by Egresses, as an annotation or an EgressPolicy says, with the source " +
+			"address of a router; and that a Service of the type LoadBalancer is reached, if coil-lb-controller runs.\n\n" +
 			"Everything is removed at the end, also after an interrupt, and what an earlier selftest has left is removed first: run one at a time. " +
 			"The pods have no right, and run the image of coild, which the nodes have already. The exit code is 1 if a check has failed.\n\n" + rightsOfSelftest,
-		Example: "  coilctl selftest\n  coilctl selftest --nodes=worker-1,worker-2 --keep-failed\n  coilctl selftest --at-once=20 -o json",
-		RunE:    func(c *cobra.Command, _ []string) error { return o.run(c.Context()) },
+		Example: "  coilctl selftest\n  coilctl selftest --nodes=worker-1,worker-2 --keep-failed\n  coilctl selftest --at-once=20 -o json\n" +
+			"  coilctl selftest --egress=internet/nat --destination=203.0.113.5:443",
+		RunE: func(c *cobra.Command, _ []string) error { return o.run(c.Context()) },
 	}
 	c.Flags().StringSliceVar(&o.nodes, "nodes", nil, "names of the nodes to test; by default all that are ready and have coild")
 	c.Flags().IntVar(&o.atOnce, "at-once", 50, "the most nodes that have pods at a time, 2 or more; others follow")
@@ -51,6 +59,12 @@ func (t *tool) selftest() *cobra.Command {
 	c.Flags().IntVar(&o.port, "port", selftest.Port, "TCP and UDP port of the pods")
 	c.Flags().BoolVar(&o.tolerate, "tolerate-all", true, "test nodes with taints, too, such as those of the control plane; false leaves them out")
 	c.Flags().BoolVar(&o.keepFailed, "keep-failed", false, "keep the namespace and the pods of checks that have failed; the next selftest removes them")
+	c.Flags().StringSliceVar(&o.egresses, "egress", nil, "Egresses to try, NAMESPACE/NAME; by default all, 8 at most")
+	c.Flags().StringSliceVar(&o.destinations, "destination", nil, "ADDRESS:PORT outside of the cluster, where TCP connections by Egresses go; by default a pod in the network of a node, if the Egress captures that")
+	c.Flags().StringVar(&o.servicePool, "service-pool", "", "AddressPool of the Service; by default that of coil-lb-controller")
+	complete(c, "egress", t.completeEgress)
+	complete(c, "destination", fixed(nil))
+	complete(c, "service-pool", t.completeNames(resourcePools))
 	complete(c, "nodes", t.completeMore(resourceNodes))
 	complete(c, "pool", t.completeNames(resourcePools))
 	return c
@@ -85,6 +99,8 @@ type tester struct {
 	// pool is nil if Coil gives no addresses.
 	addressing selftest.Addressing
 	report     selftest.Report
+	ways       []selftest.Way
+	waysLeft   []selftest.Check
 	// made says that the namespace may be there.
 	made bool
 	// walked are the pods that were examined.
@@ -155,7 +171,10 @@ func (s *tester) all(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	if err := s.tryWays(ctx, pods); err != nil {
+		return err
+	}
+	return s.tryService(ctx, pods)
 }
 
 // routes tries whether pods reach each other.
@@ -219,25 +238,39 @@ func (s *tester) show() error {
 	return err
 }
 
-// mostWalks is how many pods are examined: what is wrong with many is mostly the same.
-const mostWalks = 6
+// mostWalks is how many pods are examined: what is wrong with many is mostly the same. Each walk may take walkWithin.
+const (
+	mostWalks  = 6
+	walkWithin = 10 * time.Second
+)
 
-// found says what is wrong with the pods of a check, by the walk of coilctl why: they may be gone when somebody asks.
+// found says what is wrong with the pods of a check, or with the Service, by the walks of coilctl why: they may be gone when somebody asks.
 func (s *tester) found(ctx context.Context, c selftest.Check) (all []string) {
+	if c.Check == selftest.CheckServices {
+		return s.walk(ctx, "service", selftest.ServiceName, s.examiner.Service)
+	}
 	for _, name := range c.Pods {
-		texts, known := s.walked[name]
-		if !known && len(s.walked) < mostWalks && ctx.Err() == nil {
-			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-			d, err := s.examiner.Pod(ctx, s.template.Namespace, name)
-			cancel()
-			for _, step := range d.Steps {
-				if err == nil && step.State == diagnosis.Wrong {
-					texts = append(texts, fmt.Sprintf("coilctl why pod %s/%s: %s: %s", s.template.Namespace, name, step.Step, step.Seen))
-				}
-			}
-			s.walked[name] = texts
-		}
-		all = append(all, texts...)
+		all = append(all, s.walk(ctx, "pod", name, s.examiner.Pod)...)
 	}
 	return all
+}
+
+// walk says what is wrong with one object.
+func (s *tester) walk(ctx context.Context, kind, name string, why func(ctx context.Context, namespace, name string) (diagnosis.Diagnosis, error)) []string {
+	command := fmt.Sprintf("coilctl why %s %s/%s", kind, s.template.Namespace, name)
+	if texts, known := s.walked[command]; known || len(s.walked) >= mostWalks || ctx.Err() != nil {
+		return texts
+	}
+	ctx, cancel := context.WithTimeout(ctx, walkWithin)
+	defer cancel()
+	var texts []string
+	if d, err := why(ctx, s.template.Namespace, name); err == nil {
+		for _, step := range d.Steps {
+			if step.State == diagnosis.Wrong {
+				texts = append(texts, fmt.Sprintf("%s: %s: %s", command, step.Step, step.Seen))
+			}
+		}
+	}
+	s.walked[command] = texts
+	return texts
 }

@@ -90,12 +90,14 @@ func (s *tester) prepare(ctx context.Context) ([]string, error) {
 	if len(nodes) == 0 {
 		return nil, errors.New("there is no node to test")
 	}
-	return nodes, nil
+	choice.Nodes = slices.DeleteFunc(choice.Nodes, func(n *corev1.Node) bool { return !slices.Contains(nodes, n.Name) })
+	return nodes, s.findWays(ctx, choice.Nodes)
 }
 
 // makeNamespace makes the namespace, and what pods need there.
 func (s *tester) makeNamespace(ctx context.Context) error {
-	s.template = selftest.Template{Namespace: fmt.Sprintf("%s%06x", selftest.Prefix, rand.IntN(1<<24)), Pool: s.pool, Image: s.image, Port: uint16(s.port)}
+	s.template = selftest.Template{Namespace: fmt.Sprintf("%s%06x", selftest.Prefix, rand.IntN(1<<24)), Pool: s.pool, Image: s.image, Port: uint16(s.port),
+		HostNetwork: slices.ContainsFunc(s.ways, func(w selftest.Way) bool { return w.Host != "" })}
 	s.judge = selftest.Judge{Namespace: s.template.Namespace, Kept: s.keepFailed}
 	s.report.Namespace, s.report.Image = s.template.Namespace, s.image
 	s.made = true

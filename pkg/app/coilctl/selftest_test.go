@@ -19,7 +19,8 @@ import (
 func newTester(ask func(pod string, questions []selftest.Question) ([]selftest.Answer, error)) (*tester, *bytes.Buffer) {
 	out := &bytes.Buffer{}
 	t := &tool{IOStreams: genericiooptions.IOStreams{Out: out, ErrOut: out}, format: formatTable, colour: colourNever}
-	s := &tester{selftestOptions: &selftestOptions{tool: t, timeout: time.Second, port: selftest.Port, nodes: nil}, judge: selftest.Judge{Namespace: "s"}, walked: map[string][]string{"a": nil, "b": {"coilctl why pod s/b: rules: none"}}}
+	s := &tester{selftestOptions: &selftestOptions{tool: t, timeout: time.Second, port: selftest.Port}, judge: selftest.Judge{Namespace: "s"}, template: selftest.Template{Namespace: "s"},
+		walked: map[string][]string{"coilctl why pod s/a": nil, "coilctl why pod s/b": {"coilctl why pod s/b: rules: none"}}}
 	s.ask = func(_ context.Context, pod string, questions []selftest.Question) ([]selftest.Answer, error) {
 		return ask(pod, questions)
 	}

@@ -157,6 +157,13 @@ func (f Facts) checkDestinations(e *v2.Egress) (problems []*problem) {
 	return problems
 }
 
+// Captures says whether clients of an Egress reach an address through its routers.
+func Captures(e *v2.Egress, a netip.Addr) bool {
+	d := netip.PrefixFrom(a, a.BitLen())
+	around := around(d, prefixes.Valid(e.Spec.Destinations))
+	return len(around) > 0 && !spared(d, around, prefixes.Valid(e.Status.InClusterCIDRs))
+}
+
 // around returns the destinations of an Egress that have all of d. A private network is reached through private ones alone, and a
 // link-local one through none.
 func around(d netip.Prefix, whole []netip.Prefix) []netip.Prefix {
