@@ -167,6 +167,18 @@ func TestCoilctlSelftest(t *testing.T) {
 		t.Errorf("there is %q", all)
 	}
 
+	// Of more nodes some have pods at a time, and each part begins with the last one of the part before.
+	c.worker("n3")
+	stop := c.kubelet()
+	text = c.wants(1, []string{"FAILED  routes     n1 -> n2: ", "FAILED  routes     n2 -> n1: ", "FAILED  routes     n2 -> n3: ", "FAILED  routes     n3 -> n2: "}, "--pool=blue", "--timeout=1s", "--at-once=2")
+	stop()
+	if strings.Contains(text, "n1 -> n3") || strings.Contains(text, "n3 -> n1") || strings.Count(text, "  addresses  ") != 3 || strings.Index(text, "n2 -> n1") > strings.Index(text, "n2 -> n3") {
+		t.Errorf("with two nodes at a time it says\n%s", text)
+	}
+	if all := c.left(); len(all) > 0 {
+		t.Errorf("there is %q", all)
+	}
+
 	// It is interrupted while it waits for its pods.
 	out, errOut, ended := c.start("--pool=blue", "--timeout=10m")
 	out.prints(t, " has the pods of the selftest")
@@ -185,14 +197,10 @@ func TestCoilctlSelftest(t *testing.T) {
 	}
 }
 
-// kubelet says of each pod of a selftest that it runs, with an address of 10.0.0.0/24, until the test ends. It runs none, so that nobody can be asked.
-func (c *selftester) kubelet() {
+// kubelet says of each pod of a selftest that it runs, with an address of 10.0.0.0/24, until it is stopped. It runs none, so that nobody can be asked.
+func (c *selftester) kubelet() (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.t.Context()))
 	var work sync.WaitGroup
-	c.t.Cleanup(func() {
-		cancel()
-		work.Wait()
-	})
 	w := testkit.Must(c.core.CoreV1().Pods(metav1.NamespaceAll).Watch(ctx, metav1.ListOptions{LabelSelector: selftest.Selector()}))(c.t)
 	last := 0
 	work.Go(func() {
@@ -204,12 +212,18 @@ func (c *selftester) kubelet() {
 			last++
 			p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: fmt.Sprint("10.0.0.", last)}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
 			p.Status.PodIP = p.Status.PodIPs[0].IP
-			if _, err := c.core.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			if _, err := c.core.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 				c.t.Error(err)
 			}
 		}
 	})
-	c.t.Cleanup(w.Stop)
+	stop = func() {
+		w.Stop()
+		cancel()
+		work.Wait()
+	}
+	c.t.Cleanup(stop)
+	return stop
 }
 
 // coilctl selftest makes clients of Egresses by an annotation and by a policy, a pod in the network of a node, and a Service; and says that pods which nobody runs can't be asked.

@@ -102,7 +102,7 @@ func (s *tester) makeNamespace(ctx context.Context) error {
 	s.report.Namespace, s.report.Image = s.template.Namespace, s.image
 	s.made = true
 	if _, err := s.core.CoreV1().Namespaces().Create(ctx, s.template.NamespaceObject(), metav1.CreateOptions{}); err != nil {
-		s.made = !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) // otherwise it isn't known
+		s.made = !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !apierrors.IsAlreadyExists(err) // otherwise it isn't known
 		return fmt.Errorf("create Namespace %s: %w", s.template.Namespace, err)
 	}
 	if _, err := s.core.CoreV1().ServiceAccounts(s.template.Namespace).Create(ctx, s.template.AccountObject(), metav1.CreateOptions{}); err != nil {

@@ -36,7 +36,6 @@ const (
 	CheckEgress    = "egress"
 	CheckPolicies  = "policies"
 	CheckServices  = "services"
-	CheckRemoval   = "removal"
 )
 
 // Check is a check with its verdict.
