@@ -111,7 +111,7 @@ func (o *selftestOptions) run(ctx context.Context) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
-	s := &tester{selftestOptions: o, walked: map[string][]string{}}
+	s := &tester{selftestOptions: o, walked: map[string][]string{}, report: selftest.Report{Checks: []selftest.Check{}}}
 	s.ask = s.answers
 	var err error
 	if s.clients, err = o.connect(); err != nil {

@@ -244,6 +244,9 @@ func ownOf(p Pod, other netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
+// longestIPv4 is the most bytes of a packet of IPv4: the kernel knows no longer path, whatever a link takes.
+const longestIPv4 = 1<<16 - 1
+
 // MTU is the verdict on how long datagrams may be between two pods.
 func (j Judge) MTU(a Asked) Check {
 	c := a.check(CheckMTU)
@@ -263,7 +266,7 @@ func (j Judge) MTU(a Asked) Check {
 			wrong = append(wrong, family+" wasn't tried")
 		case l == nil:
 			wrong = append(wrong, family+": "+answer.Error)
-		case l.Path > 0 && l.Path < l.MTU:
+		case l.Path > 0 && l.Path < min(l.MTU, longestIPv4):
 			wrong = append(wrong, fmt.Sprintf("%s: %s takes packets of %d bytes, and the path only of %d", family, l.Name, l.MTU, l.Path))
 		case !answer.Reached:
 			wrong = append(wrong, fmt.Sprintf("%s: a packet of %d bytes, which %s takes, gets lost on its way: %s", family, l.MTU, l.Name, answer.Error))
