@@ -272,7 +272,7 @@ func TestCoilctlSelftestWays(t *testing.T) {
 	_, namespace, _ := strings.Cut(text, "Namespace ")
 	namespace, _, _ = strings.Cut(namespace, " ")
 	kept := c.left()
-	if want := []string{namespace, namespace + "/egress-0", namespace + "/node-0", namespace + "/node-1", namespace + "/policy-0"}; !slices.Equal(kept, want) {
+	if want := []string{namespace, namespace + "/egress-0", namespace + "/host-0", namespace + "/node-0", namespace + "/node-1", namespace + "/policy-0"}; !slices.Equal(kept, want) {
 		t.Errorf("there is %q, want %q", kept, want)
 	}
 	p := testkit.Must(c.core.CoreV1().Pods(namespace).Get(t.Context(), "policy-0", metav1.GetOptions{}))(t)

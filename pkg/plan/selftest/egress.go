@@ -197,6 +197,9 @@ func (l Left) Questions() (all []Question) {
 // Egress is the verdict on a way out: the destination is reached, and what arrives there has the source of a router.
 func (j Judge) Egress(l Left) Check {
 	c := Check{Check: l.Check, Subject: fmt.Sprintf("%s, from %s", l.Name(), l.Client.Node), State: Right, Pods: []string{l.Client.Name}}
+	if l.Host.Name != "" {
+		c.Pods = append(c.Pods, l.Host.Name)
+	}
 	if l.Err != nil {
 		return j.unasked(c, l.Err, l.Client)
 	}
