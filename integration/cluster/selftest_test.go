@@ -51,6 +51,7 @@ func (e env) drops(t *testing.T, node, rule string) (heal func()) {
 // be. It leaves nothing.
 func TestSelftest(t *testing.T) {
 	s := newServices(t)
+	testkit.Check(t, s.WaitReady(t.Context()))
 	nodes := s.Nodes()
 	args := []string{"--pool=" + s.ns, "--service-pool=" + s.pool}
 	heal := []func(){s.drops(t, nodes[1], fmt.Sprintf("tcp dport %d", selftest.Port)), s.drops(t, nodes[2], "meta length > 1400")}
