@@ -15,7 +15,7 @@ command -v go >/dev/null || {
 packages=(iproute2 nftables sqlite3 ca-certificates)
 case ${1:-} in
 demo) ;;
-test) packages+=(chromium e2fsprogs etcd-server gcc git iptables iputils-ping libc6-dev libprotobuf-dev make openssl prometheus protobuf-compiler python3 systemd) ;;
+test) packages+=(chromium e2fsprogs etcd-server gcc git iptables iputils-ping libc6-dev libprotobuf-dev make openssl prometheus protobuf-compiler python3 systemd wget) ;;
 bench-egress) packages+=(iperf3 iputils-ping) ;;
 *)
   echo "usage: hack/setup.sh demo|test|bench-egress" >&2

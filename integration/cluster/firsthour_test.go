@@ -132,7 +132,7 @@ func TestFirstHour(t *testing.T) {
 				return err
 			})
 		case "outside":
-			out, err = e.Exec(ctx, cluster.Fabric, "sh", "-ec", "PATH="+dir+":$PATH\n"+commands)
+			out, err = e.Exec(ctx, cluster.Fabric, "sh", "-ec", commands)
 		case "fou":
 			if _, err := e.Exec(ctx, node, "ip", "fou", "show"); err != nil {
 				e.event(t, "first-hour", "checkout", time.Minute, "no FoU")
@@ -159,8 +159,7 @@ func (e env) shell(t *testing.T, kustomization string) (dir string) {
 	kubectl := testkit.Must(e.KubectlCommand(t.Context()))(t)
 	script := fmt.Sprintf("#!/bin/sh\ncase \"$1 $2\" in \"apply -k\") set -- \"$@\" --dry-run=server ;; esac\nKUBECACHEDIR=%s exec %s \"$@\"\n", dir, kubectl.Path)
 	coilctl := testkit.Must((&build.Builder{Log: os.Stderr}).Own(t.Context(), "cmd/coilctl"))(t)
-	busybox := testkit.Must(exec.LookPath("busybox"))(t) // the lab needs it; a machine may have no other wget
-	testkit.Check(t, os.Symlink(busybox, filepath.Join(dir, "wget")), os.WriteFile(filepath.Join(dir, "kubectl"), []byte(script), 0o755), os.Symlink(coilctl, filepath.Join(dir, "coilctl")),
+	testkit.Check(t, os.WriteFile(filepath.Join(dir, "kubectl"), []byte(script), 0o755), os.Symlink(coilctl, filepath.Join(dir, "coilctl")),
 		os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(kustomization), 0o644), os.Symlink(testkit.Must(build.Root())(t), filepath.Join(dir, "coil")))
 	return dir
 }
