@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// step is a block of commands of FIRST-HOUR.md.
+// step is a block of commands of a page.
 type step struct {
 	// place is where they run: "" is the operator's shell, "node" and "outside" a shell there, "bird" a node with BIRD, and "fou" the operator's shell if the
 	// kernel has Foo over UDP.
@@ -27,15 +28,20 @@ type step struct {
 
 var fenced = regexp.MustCompile("(?ms)^(?:<!-- (\\w+) -->\n)?```(\\w+)\n(.*?)^```$")
 
-// readFirstHour returns the page's kustomization.yaml, and its commands.
-func readFirstHour(t *testing.T) (kustomization string, steps []step) {
+// readPage returns the first file of YAML of a part of a page, and its commands.
+func readPage(t *testing.T, page, from, to string) (file string, steps []step) {
 	t.Helper()
-	text := string(testkit.Must(os.ReadFile(filepath.Join(testkit.Must(build.Root())(t), "FIRST-HOUR.md")))(t))
+	text := string(testkit.Must(os.ReadFile(filepath.Join(testkit.Must(build.Root())(t), page)))(t))
+	_, text, begins := strings.Cut(text, from)
+	text, _, ends := strings.Cut(text, to)
+	if !begins || !ends {
+		t.Fatalf("%s has no part from %q to %q", page, from, to)
+	}
 	for _, block := range fenced.FindAllStringSubmatch(text, -1) {
 		place, kind, lines := block[1], block[2], block[3]
 		switch {
-		case kind == "yaml" && kustomization == "":
-			kustomization = lines
+		case kind == "yaml" && file == "":
+			file = lines
 		case kind == "console":
 			steps = append(steps, step{place: place, commands: lines})
 		case kind == "text" && len(steps) > 0 && steps[len(steps)-1].prints == nil:
@@ -44,10 +50,20 @@ func readFirstHour(t *testing.T) (kustomization string, steps []step) {
 			t.Errorf("what is this block for?\n%s", block[0])
 		}
 	}
-	if kustomization == "" || len(steps) < 10 {
-		t.Fatalf("kustomization %q, %d blocks of commands", kustomization, len(steps))
+	return file, steps
+}
+
+// readFirstHour returns the page's kustomization.yaml, and its commands. Those by which README.md operates a cluster and finds what is wrong come when the Service is reached.
+func readFirstHour(t *testing.T) (kustomization string, steps []step) {
+	t.Helper()
+	kustomization, steps = readPage(t, "FIRST-HOUR.md", "# The first hour", "\nPools go when")
+	_, operate := readPage(t, "README.md", "\n## Operate\n", "\n## Figures\n")
+	at := slices.IndexFunc(steps, func(s step) bool { return s.place == "outside" }) + 1
+	if kustomization == "" || len(steps) < 10 || at == 0 || len(operate) < 6 {
+		t.Fatalf("kustomization %q, %d blocks of commands, and %d of README.md", kustomization, len(steps), len(operate))
 	}
-	return kustomization, steps
+	fine := step{commands: "coilctl status --wait=1m"} // how far other tests' objects are
+	return kustomization, slices.Insert(steps, at, append([]step{fine}, operate...)...)
 }
 
 var (
@@ -102,7 +118,7 @@ func TestFirstHourPage(t *testing.T) {
 	}
 }
 
-// FIRST-HOUR.md is followed word by word, in a cluster that has Coil already, with coil-lb-controller beside it. Its image of a web server is the lab's.
+// FIRST-HOUR.md, and two sections of README.md, are followed word by word, in a cluster that has Coil already, with coil-lb-controller beside it. Its image of a web server is the lab's.
 func TestFirstHour(t *testing.T) {
 	e := use(t)
 	ctx := t.Context()
@@ -116,40 +132,50 @@ func TestFirstHour(t *testing.T) {
 	e.control(t, "services")
 	node := e.Nodes()[1]
 	for _, s := range steps {
-		commands := strings.ReplaceAll(s.commands, "busybox:1.37", tools)
-		began := time.Now()
-		var out []byte
-		var err error
-		switch s.place {
-		case "node":
-			out, err = e.Exec(ctx, node, "sh", "-ec", commands)
-		case "bird":
-			e.bird(t, node)
-			testkit.Eventually(t, 20*time.Second, "BIRD has the node's blocks", func() error {
-				if out, err = e.Exec(ctx, node, "sh", "-ec", commands); err == nil && !strings.Contains(string(out), "unicast") {
-					err = fmt.Errorf("it has %s", out)
-				}
-				return err
-			})
-		case "outside":
-			out, err = e.Exec(ctx, cluster.Fabric, "sh", "-ec", commands)
-		case "fou":
-			if _, err := e.Exec(ctx, node, "ip", "fou", "show"); err != nil {
-				e.event(t, "first-hour", "checkout", time.Minute, "no FoU")
-				continue
-			}
-			fallthrough
-		default:
-			shell := exec.CommandContext(ctx, "bash", "-ec", commands)
-			shell.Dir, shell.Env = dir, append(os.Environ(), "KUBECONFIG="+e.Kubeconfig(), "PATH="+dir+":"+os.Getenv("PATH"))
-			out, err = shell.CombinedOutput()
-		}
-		t.Logf("after %s:\n%s%s", time.Since(began), commands, out)
-		if err != nil {
-			t.Fatalf("%v", err)
-		}
-		s.check(t, string(out))
+		e.follow(t, dir, node, s)
 	}
+}
+
+// follow does what a page says. Names of its examples are those that things have here.
+func (e env) follow(t *testing.T, dir, node string, s step) {
+	t.Helper()
+	here := strings.NewReplacer("busybox:1.37", tools, "shop/", "first-hour/", "-n shop", "-n first-hour", "coil-worker", node)
+	s.commands = here.Replace(s.commands)
+	for i := range s.prints {
+		s.prints[i] = here.Replace(s.prints[i])
+	}
+	ctx, began := t.Context(), time.Now()
+	var out []byte
+	var err error
+	switch s.place {
+	case "node":
+		out, err = e.Exec(ctx, node, "sh", "-ec", s.commands)
+	case "bird":
+		e.bird(t, node)
+		testkit.Eventually(t, 20*time.Second, "BIRD has the node's blocks", func() error {
+			if out, err = e.Exec(ctx, node, "sh", "-ec", s.commands); err == nil && !strings.Contains(string(out), "unicast") {
+				err = fmt.Errorf("it has %s", out)
+			}
+			return err
+		})
+	case "outside":
+		out, err = e.Exec(ctx, cluster.Fabric, "sh", "-ec", s.commands)
+	case "fou":
+		if _, err := e.Exec(ctx, node, "ip", "fou", "show"); err != nil {
+			e.event(t, "first-hour", "checkout", time.Minute, "no FoU")
+			return
+		}
+		fallthrough
+	default:
+		shell := exec.CommandContext(ctx, "bash", "-ec", s.commands)
+		shell.Dir, shell.Env = dir, append(os.Environ(), "KUBECONFIG="+e.Kubeconfig(), "PATH="+dir+":"+os.Getenv("PATH"))
+		out, err = shell.CombinedOutput()
+	}
+	t.Logf("after %s:\n%s%s", time.Since(began), s.commands, out)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	s.check(t, string(out))
 }
 
 // shell makes the operator's folder. kubectl doesn't install Coil again, which would be another image: that is asked of the API server only.
