@@ -38,6 +38,7 @@ type selftester struct {
 
 func newSelftester(t *testing.T) *selftester {
 	c := &selftester{cluster: ipamCluster(t), t: t}
+	t.Cleanup(c.sweep)
 	user := fresh("tester")
 	c.kubeconfig = writeKubeconfig(t, testkit.Must(c.api.UserConfig(user))(t))
 	rule := func(group, verbs string, resources ...string) rbacv1.PolicyRule {
@@ -54,6 +55,19 @@ func newSelftester(t *testing.T) *selftester {
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
 	}, metav1.CreateOptions{}))(t)
 	return c
+}
+
+// sweep removes the Services and EgressPolicies of selftests: no controller here removes what is in a namespace, and the controllers of other tests would find them.
+func (c *selftester) sweep() {
+	ctx := context.WithoutCancel(c.t.Context())
+	namespaces := testkit.Must(c.core.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: selftest.Selector()}))(c.t)
+	for _, ns := range namespaces.Items {
+		err := c.core.CoreV1().Services(ns.Name).Delete(ctx, selftest.ServiceName, metav1.DeleteOptions{})
+		if !apierrors.IsNotFound(err) {
+			testkit.Check(c.t, err)
+		}
+		testkit.Check(c.t, c.coil.CoilV2().EgressPolicies(ns.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	}
 }
 
 // worker makes a Node that says to be ready, with a coild.
