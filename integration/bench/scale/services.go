@@ -8,10 +8,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
@@ -43,19 +41,11 @@ type serving struct {
 // Service is; and its memory. Each Service has an address of its own.
 func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	s := &serving{options: o}
-	if s.rig, err = rig.New(ctx, rig.Options{Log: o.log, NoController: true}); err != nil {
+	if s.rig, err = rig.New(ctx, rig.Options{Log: o.log}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.rig.Close()) }()
 	if err := s.prepare(ctx); err != nil {
-		return err
-	}
-	bare, err := s.bareRate(ctx)
-	if err != nil {
-		return fmt.Errorf("bare client: %w", err)
-	}
-	// It would look at the bare client's claims.
-	if err := s.rig.Controller.Start(); err != nil {
 		return err
 	}
 	stop, err := s.playNodes(ctx)
@@ -66,7 +56,9 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	if err := each(ctx, s.services, func(ctx context.Context, i int) error { return s.make(ctx, serviceName(i)) }); err != nil {
 		return err
 	}
-	told, err := s.watchTold(ctx)
+	watches, stopWatching := context.WithCancel(ctx)
+	defer stopWatching()
+	told, err := s.watchTold(watches)
 	if err != nil {
 		return err
 	}
@@ -84,8 +76,6 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	took := time.Since(began)
 	what := fmt.Sprintf("services: %d get addresses", s.services)
 	rep.Figures.Note(what+", from the start of the controller", "s", took.Seconds())
-	rep.Figures.Note(what+", bare client", "/s", bare)
-	rep.Figures.AtLeast(what+", controller by bare client", "", float64(s.services)/took.Seconds()/bare, 0.8)
 	if err := s.more(ctx, rep); err != nil {
 		return err
 	}
@@ -95,6 +85,16 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	}
 	rep.Figures.Note("services: resident memory of coil-lb-controller at the end", "MiB", now)
 	rep.Figures.Note("services: resident memory of coil-lb-controller, most of the whole run", "MiB", peak)
+	s.controller.Kill()
+	s.rig.Controller.Kill()
+	stopWatching()
+	stop()
+	bare, err := s.bareRate(ctx)
+	if err != nil {
+		return fmt.Errorf("bare client: %w", err)
+	}
+	rep.Figures.Note(what+", bare client", "/s", bare)
+	rep.Figures.AtLeast(what+", controller by bare client", "", float64(s.services)/took.Seconds()/bare, 0.8)
 	return nil
 }
 
@@ -221,74 +221,4 @@ func (s *serving) more(ctx context.Context, rep *report) error {
 	rep.Figures.Note(what+"median", "ms", figures.Quantile(all, 0.5))
 	rep.Figures.Note(what+"p99", "ms", figures.Quantile(all, 0.99))
 	return nil
-}
-
-// bareRate returns how many Services per second get addresses from a client that only writes. For each Service it makes the writes of programs and nodes: the claim, the
-// block, the claim's status, the annotation, the nodes that may have the address, the holder, the status, and the Event that tells users.
-func (s *serving) bareRate(ctx context.Context) (float64, error) {
-	n := min(1000, s.services)
-	if err := each(ctx, n, func(ctx context.Context, i int) error { return s.bareService(ctx, i) }); err != nil {
-		return 0, err
-	}
-	began := time.Now()
-	if err := each(ctx, n, s.bare); err != nil {
-		return 0, err
-	}
-	rate := float64(n) / time.Since(began).Seconds()
-	return rate, each(ctx, n, func(ctx context.Context, i int) error {
-		name := fmt.Sprint("bare-", i)
-		return errors.Join(s.rig.Coil.CoilV2().AddressBlocks().Delete(ctx, name, metav1.DeleteOptions{}),
-			s.rig.Coil.CoilV2().AddressClaims(shops).Delete(ctx, name, metav1.DeleteOptions{}), s.rig.Core.CoreV1().Services(shops).Delete(ctx, name, metav1.DeleteOptions{}))
-	})
-}
-
-// bareService makes a Service that nobody but the bare client serves.
-func (s *serving) bareService(ctx context.Context, i int) error {
-	_, err := s.rig.Core.CoreV1().Services(shops).Create(ctx, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("bare-", i)},
-		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 443}}, AllocateLoadBalancerNodePorts: new(bool)},
-	}, metav1.CreateOptions{})
-	return err
-}
-
-// bare makes the writes for a Service.
-func (s *serving) bare(ctx context.Context, i int) error {
-	name := fmt.Sprint("bare-", i)
-	claims, blocks, services := s.rig.Coil.CoilV2().AddressClaims(shops), s.rig.Coil.CoilV2().AddressBlocks(), s.rig.Core.CoreV1().Services(shops)
-	address := v2.ClaimedAddress{Block: name, IPv4: fmt.Sprintf("203.0.%d.%d", i/256, i%256)}
-	// No pool of this name is there: no controller looks at the claim or the block.
-	claim, err := claims.Create(ctx, &v2.AddressClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v2.AddressClaimSpec{Pool: "none", Addresses: []string{address.IPv4}}}, metav1.CreateOptions{})
-	if err != nil {
-		return err
-	}
-	block := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}, Index: int32(i), IPv4: new(address.IPv4 + "/32")}
-	block.Floating = &v2.Floating{Owner: v2.FloatingOwner{Kind: "AddressClaim", Namespace: shops, Name: name, UID: claim.UID}, Claim: name}
-	if _, err := blocks.Create(ctx, block, metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	if _, err := claims.Patch(ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"addresses":[{"block":%q,"ipv4":%q}]}}`, name, address.IPv4), metav1.PatchOptions{}, "status"); err != nil {
-		return err
-	}
-	patches := []string{
-		`{"floating":{"ports":[{"protocol":"TCP","port":443}],"successors":[{"node":"a","addresses":["172.16.0.1"]},{"node":"b","addresses":["172.16.0.2"]},{"node":"c","addresses":["172.16.0.3"]}]}}`,
-		`{"floating":{"holding":{"holder":"a","epoch":1}}}`,
-	}
-	for _, p := range patches {
-		if _, err := blocks.Patch(ctx, name, types.MergePatchType, []byte(p), metav1.PatchOptions{}); err != nil {
-			return err
-		}
-	}
-	metadata := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, loadbalancer.AnnotationAssigned, address.IPv4)
-	if _, err := services.Patch(ctx, name, types.MergePatchType, metadata, metav1.PatchOptions{}); err != nil {
-		return err
-	}
-	told, err := services.Patch(ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"loadBalancer":{"ingress":[{"ip":%q,"ipMode":"VIP"}]}}}`, address.IPv4), metav1.PatchOptions{}, "status")
-	if err != nil {
-		return err
-	}
-	_, err = s.rig.Core.EventsV1().Events(shops).Create(ctx, &eventsv1.Event{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, EventTime: metav1.NowMicro(), ReportingController: "bare", ReportingInstance: "bare", Action: "ServeAddress", Type: corev1.EventTypeNormal,
-		Reason: loadbalancer.ReasonServed, Note: "Node a answers for the address", Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: shops, Name: name, UID: told.UID},
-	}, metav1.CreateOptions{})
-	return err
 }
