@@ -55,7 +55,7 @@ func TestSelftest(t *testing.T) {
 	nodes := s.Nodes()
 	args := []string{"--pool=" + s.ns, "--service-pool=" + s.pool}
 	heal := []func(){s.drops(t, nodes[1], fmt.Sprintf("tcp dport %d", selftest.Port)), s.drops(t, nodes[2], "meta length > 1400")}
-	code, report, _ := s.selftest(t, append(args, "--timeout=8s", "--keep-failed")...)
+	code, report, _ := s.selftest(t, append(args, "--timeout=30s", "--keep-failed")...)
 	wrong := map[string]string{}
 	for _, c := range report.Checks {
 		if c.State == selftest.Wrong {
