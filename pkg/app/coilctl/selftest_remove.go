@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,19 +17,21 @@ import (
 )
 
 const (
-	// removeWithin is for how long the removal of a selftest may take, and stopWithin how much of that kubelets have to stop pods.
+	// removeWithin is for how long the removal of pods may take, and stopWithin how much of that kubelets have to stop them.
 	removeWithin = time.Minute
 	stopWithin   = 20 * time.Second
+	// deleteWithin is for how long the API server may take to delete a namespace.
+	deleteWithin = 10 * time.Second
 )
 
-// removeLeftovers removes what earlier selftests have left.
+// removeLeftovers removes what earlier selftests have left. A namespace of another name isn't theirs, whatever labels it has.
 func (s *tester) removeLeftovers(ctx context.Context) error {
 	l, err := s.core.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: selftest.Selector()})
 	if err != nil {
 		return fmt.Errorf("list Namespaces: %w", err)
 	}
 	for _, n := range l.Items {
-		if n.DeletionTimestamp != nil {
+		if n.DeletionTimestamp != nil || !strings.HasPrefix(n.Name, selftest.Prefix) {
 			continue
 		}
 		fmt.Fprintf(s.progress(), "Namespace %s of an earlier selftest is removed\n", n.Name)
@@ -44,8 +47,6 @@ func (s *tester) end(ctx context.Context) error {
 	if !s.made {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, removeWithin)
-	defer cancel()
 	namespace := s.template.Namespace
 	failed := s.report.Failed()
 	if !s.keepFailed || len(failed) == 0 {
@@ -73,26 +74,38 @@ func (s *tester) keepOne(ctx context.Context, pods []selftest.Pod, node string) 
 	return left, s.removePods(ctx, s.template.Namespace, func(p *corev1.Pod) bool { return p.Spec.NodeName != node && !slices.Contains(kept, p.Name) })
 }
 
-// remove removes a namespace of a selftest. Its pods go first, so that none of them holds it; Kubernetes does the rest.
+// remove removes a namespace of a selftest. Its pods go first, so that none of them holds it; Kubernetes does the rest, also of pods that don't go in time.
 func (s *tester) remove(ctx context.Context, namespace string) error {
 	err := s.removePods(ctx, namespace, func(*corev1.Pod) bool { return true })
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteWithin)
+	defer cancel()
 	if e := s.core.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{}); e != nil && !apierrors.IsNotFound(e) && !apierrors.IsConflict(e) {
 		return errors.Join(err, fmt.Errorf("delete Namespace %s: %w", namespace, e))
 	}
 	return err
 }
 
-// removePods removes pods of a namespace, and waits until they are gone. Those that no kubelet stops in time go without it.
+// removePods removes pods of a namespace, and waits until they are gone. Those that no kubelet stops in time go without it. One with a finalizer may never go: then it is an error.
 func (s *tester) removePods(ctx context.Context, namespace string, chosen func(*corev1.Pod) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, removeWithin)
+	defer cancel()
+	last := ""
+	waited := func(err error) error {
+		if ctx.Err() != nil && last != "" { // whatever was done when the time was over
+			return fmt.Errorf("wait until Pod %s/%s is gone: %w", namespace, last, ctx.Err())
+		}
+		return err
+	}
 	for deadline := time.Now().Add(stopWithin); ; {
 		pods, err := podsOf(ctx, s.clients, namespace)
 		if err != nil {
-			return fmt.Errorf("list the pods of Namespace %s: %w", namespace, err)
+			return waited(fmt.Errorf("list the pods of Namespace %s: %w", namespace, err))
 		}
 		pods = slices.DeleteFunc(pods, func(p *corev1.Pod) bool { return !chosen(p) })
 		if len(pods) == 0 {
 			return nil
 		}
+		last = pods[0].Name
 		late := time.Now().After(deadline)
 		errs := make([]error, len(pods))
 		each(len(pods), func(i int) {
@@ -108,10 +121,10 @@ func (s *tester) removePods(ctx context.Context, namespace string, chosen func(*
 			}
 		})
 		if err := errors.Join(errs...); err != nil {
-			return err
+			return waited(err)
 		}
 		if err := pause(ctx, selftestPause); err != nil {
-			return err
+			return waited(err)
 		}
 	}
 }
