@@ -160,12 +160,12 @@ func TestEgress(t *testing.T) {
 }
 
 func TestService(t *testing.T) {
-	s := &corev1.Service{}
-	if c := judge.Unassigned(s, ""); c.State != Wrong || c.Seen != "it has got no address" || c.Do != "coilctl why service s/selftest" {
+	s := Template{}.ServiceObject("", "b")
+	if c := judge.Unassigned(s, ""); c.State != Wrong || c.Seen != "it has got no address" || c.Do != "coilctl why service s/selftest" || !slices.Equal(c.Pods, []string{"b"}) {
 		t.Errorf("it is %+v", c)
 	}
 	s.Status.Conditions = []metav1.Condition{{Type: loadbalancer.ConditionAssigned, Status: metav1.ConditionFalse, Reason: string(loadbalancer.PoolNotFound), Message: "There is no AddressPool x"}}
-	if c := judge.Unassigned(s, ""); c.State != Skipped || c.Do != "" {
+	if c := judge.Unassigned(s, ""); c.State != Skipped || c.Do != "" || len(c.Pods) > 0 {
 		t.Errorf("without a pool for Services: %+v", c)
 	}
 	if c := judge.Unassigned(s, "x"); c.State != Wrong || c.Seen != "it has got no address: There is no AddressPool x" {

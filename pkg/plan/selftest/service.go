@@ -42,13 +42,13 @@ func ServiceAddrs(s *corev1.Service) (all []netip.Addr) {
 	return all
 }
 
-// Unassigned is the verdict on a Service that has got no address.
+// Unassigned is the verdict on a Service that has got no address. It names the pod of the Service, since the namespace stays with the pods of checks that have failed.
 func (j Judge) Unassigned(s *corev1.Service, pool string) Check {
-	c := Check{Check: CheckServices, Subject: "the Service", State: Wrong, Seen: "it has got no address", Do: j.explainService()}
+	c := Check{Check: CheckServices, Subject: "the Service", State: Wrong, Seen: "it has got no address", Do: j.explainService(), Pods: []string{s.Spec.Selector[LabelPod]}}
 	if a := meta.FindStatusCondition(s.Status.Conditions, loadbalancer.ConditionAssigned); a != nil {
 		c.Seen += ": " + plan.Message(a.Message)
 		if pool == "" && a.Reason == string(loadbalancer.PoolNotFound) {
-			c.State, c.Do = Skipped, ""
+			c.State, c.Do, c.Pods = Skipped, "", nil
 			c.Seen = "Services have no pool of their own: name one with --service-pool"
 		}
 	}
