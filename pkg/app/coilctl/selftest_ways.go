@@ -38,11 +38,19 @@ func (s *tester) findWays(ctx context.Context, nodes []*corev1.Node) error {
 		if len(s.egresses) > 0 || ctx.Err() != nil {
 			return fmt.Errorf("list Egresses: %w", err)
 		}
-		s.waysLeft = []selftest.Check{{Check: selftest.CheckEgress, Subject: "all", State: selftest.Skipped, Seen: fmt.Sprintf("Egresses can't be listed: %v", err)}}
+		s.waysLeft = []selftest.Check{{Check: selftest.CheckEgress, Subject: "all", State: untried(err), Seen: fmt.Sprintf("Egresses can't be listed: %v", err)}}
 		return nil
 	}
 	s.ways, s.waysLeft = o.Ways()
 	return nil
+}
+
+// untried is the state of a check that isn't done because of an error: what isn't allowed, or isn't there, is skipped. All else, such as a webhook that doesn't answer, is wrong with the cluster.
+func untried(err error) selftest.State {
+	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+		return selftest.Skipped
+	}
+	return selftest.Wrong
 }
 
 // client is a pod that is to use an Egress.
@@ -96,7 +104,8 @@ func (s *tester) tryWays(ctx context.Context, pods []selftest.Pod) error {
 			l := l
 			l.Answers, l.Err = answers, err
 			if err == nil {
-				l.Sources, l.Err = s.sources(ctx, c)
+				l.Sources, l.Unread = s.sources(ctx, c)
+				l.Unallowed = untried(l.Unread) == selftest.Skipped
 			}
 			return []selftest.Check{s.judge.Egress(l)}
 		}})
@@ -123,7 +132,7 @@ func (s *tester) clientsOf(ctx context.Context, pods []selftest.Pod) (all []clie
 	case ctx.Err() != nil:
 		return nil, nil, ctx.Err()
 	case err != nil:
-		s.say(ctx, selftest.Check{Check: selftest.CheckPolicies, Subject: c.way.Name(), State: selftest.Skipped, Seen: fmt.Sprintf("an EgressPolicy can't be made: %v", err)})
+		s.say(ctx, selftest.Check{Check: selftest.CheckPolicies, Subject: c.way.Name(), State: untried(err), Seen: fmt.Sprintf("an EgressPolicy can't be made: %v", err)})
 	default:
 		all = append(all, c)
 	}
@@ -152,8 +161,10 @@ func (s *tester) sources(ctx context.Context, c client) ([]netip.Addr, error) {
 
 // tryService tries whether a Service gets an address, and is reached by it.
 func (s *tester) tryService(ctx context.Context, pods []selftest.Pod) error {
-	skip := func(format string, args ...any) error {
-		s.say(ctx, selftest.Check{Check: selftest.CheckServices, Subject: "the Service", State: selftest.Skipped, Seen: fmt.Sprintf(format, args...)})
+	tell := func(state selftest.State, format string, args ...any) error {
+		if ctx.Err() == nil {
+			s.say(ctx, selftest.Check{Check: selftest.CheckServices, Subject: "the Service", State: state, Seen: fmt.Sprintf(format, args...)})
+		}
 		return ctx.Err()
 	}
 	if len(pods) == 0 {
@@ -165,24 +176,29 @@ func (s *tester) tryService(ctx context.Context, pods []selftest.Pod) error {
 	case apierrors.IsNotFound(err):
 		return ctx.Err() // it isn't installed
 	case err != nil:
-		return skip("whether coil-lb-controller runs isn't known: %v", err)
+		return tell(untried(err), "whether coil-lb-controller runs isn't known: %v", err)
 	case l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "" || len(health.Leaders(wanted, []*coordinationv1.Lease{l}, time.Now())) > 0:
-		return skip("no coil-lb-controller leads")
+		return tell(selftest.Skipped, "no coil-lb-controller leads")
 	}
 	from, endpoint := pods[0], pods[len(pods)-1]
 	service, err := s.core.CoreV1().Services(s.template.Namespace).Create(ctx, s.template.ServiceObject(s.servicePool, endpoint.Name), metav1.CreateOptions{})
 	if err != nil {
-		return skip("it can't be made: %v", err)
+		return tell(untried(err), "it can't be made: %v", err)
 	}
 	for deadline := time.Now().Add(s.timeout); len(selftest.ServiceAddrs(service)) == 0; {
 		if err := pause(ctx, selftestPause); err != nil {
 			return err
 		}
-		if service, err = s.core.CoreV1().Services(s.template.Namespace).Get(ctx, service.Name, metav1.GetOptions{}); err != nil {
-			return fmt.Errorf("read Service %s/%s: %w", s.template.Namespace, selftest.ServiceName, err)
+		late := time.Now().After(deadline)
+		latest, err := s.core.CoreV1().Services(s.template.Namespace).Get(ctx, service.Name, metav1.GetOptions{})
+		if err != nil && (late || untried(err) == selftest.Skipped) {
+			return tell(untried(err), "it can't be read: %v", err)
+		} else if err != nil {
+			continue // the next look may succeed
 		}
+		service = latest
 		verdict := s.judge.Unassigned(service, s.servicePool)
-		if len(selftest.ServiceAddrs(service)) == 0 && (verdict.State == selftest.Skipped || time.Now().After(deadline)) {
+		if len(selftest.ServiceAddrs(service)) == 0 && (verdict.State == selftest.Skipped || late) {
 			s.say(ctx, verdict)
 			return ctx.Err()
 		}

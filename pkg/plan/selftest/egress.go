@@ -182,6 +182,9 @@ type Left struct {
 	Err     error
 	// Sources are the addresses that may arrive.
 	Sources []netip.Addr
+	// Unread is why Sources aren't known, and Unallowed says that this is for a lack of rights.
+	Unread    error
+	Unallowed bool
 }
 
 // Questions are what the client asks.
@@ -194,12 +197,18 @@ func (l Left) Questions() (all []Question) {
 	return all
 }
 
-// Egress is the verdict on a way out: the destination is reached, and what arrives there has the source of a router.
-func (j Judge) Egress(l Left) Check {
+// check begins a verdict.
+func (l Left) check() Check {
 	c := Check{Check: l.Check, Subject: fmt.Sprintf("%s, from %s", l.Name(), l.Client.Node), State: Right, Pods: []string{l.Client.Name}}
 	if l.Host.Name != "" {
 		c.Pods = append(c.Pods, l.Host.Name)
 	}
+	return c
+}
+
+// Egress is the verdict on a way out: the destination is reached, and what arrives there has the source of a router.
+func (j Judge) Egress(l Left) Check {
+	c := l.check()
 	if l.Err != nil {
 		return j.unasked(c, l.Err, l.Client)
 	}
@@ -249,6 +258,8 @@ func (l Left) judge(q Question, a Answer) (text string, right bool) {
 		return to + " is reached; which source arrives there isn't known, since it isn't \"coild selftest serve\"", true
 	case a.Source.Addr() == ownOf(l.Client, q.To.Addr()):
 		return fmt.Sprintf("%s is reached with the pod's own source %s, so not through a router", to, a.Source.Addr()), false
+	case l.Unread != nil:
+		return fmt.Sprintf("%s is reached with the source %s; whether that is a router's isn't known: %v", to, a.Source.Addr(), l.Unread), l.Unallowed
 	case len(texts) == 0:
 		return fmt.Sprintf("%s is reached with the source %s, and no router has an address", to, a.Source.Addr()), false
 	case !slices.Contains(l.Sources, a.Source.Addr()):

@@ -153,6 +153,17 @@ func TestEgress(t *testing.T) {
 	if c := judge.Egress(l); c.State != Wrong || !strings.Contains(c.Seen, "no router has an address") {
 		t.Errorf("without a router: %+v", c)
 	}
+	for _, l.Unallowed = range []bool{true, false} {
+		l.Unread = errors.New("list pods: no")
+		if c := judge.Egress(l); (c.State == Right) != l.Unallowed || c.Seen != "172.16.0.2:9380 is reached with the source 10.0.3.9; whether that is a router's isn't known: list pods: no" {
+			t.Errorf("of routers that can't be read: %+v", c)
+		}
+		l.Answers = []Answer{from("10.0.0.1")}
+		if c := judge.Egress(l); c.State != Wrong {
+			t.Errorf("past routers that can't be read: %+v", c)
+		}
+		l.Answers = []Answer{from("10.0.3.9")}
+	}
 	l.Err = errors.New("forbidden")
 	if c := judge.Egress(l); c.State != Wrong || !strings.Contains(c.Seen, "forbidden") {
 		t.Errorf("without an answer: %+v", c)

@@ -1,6 +1,7 @@
 package coilctl
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -10,12 +11,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/selftest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -79,4 +83,52 @@ func TestSelftestRemoves(t *testing.T) {
 			t.Errorf("at the end: %v, it deletes %q", err, deleted)
 		}
 	})
+}
+
+// What isn't allowed is skipped. What the API server can't do for another reason, as when a webhook doesn't answer, has failed.
+func TestSelftestUntried(t *testing.T) {
+	now := metav1.NowMicro()
+	lease := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: plan.LBLease}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new("x"), RenewTime: &now}}
+	for _, tt := range []struct {
+		code   int
+		reason metav1.StatusReason
+		want   string
+	}{
+		{http.StatusForbidden, metav1.StatusReasonForbidden, "-     "}, {http.StatusInternalServerError, metav1.StatusReasonInternalError, "FAILED"},
+	} {
+		pods := []selftest.Pod{{Name: "a", Node: "n1"}}
+		refuses := func(refused string) (*tester, *bytes.Buffer) {
+			s, out := newTester(nil)
+			s.walked["coilctl why service s/selftest"] = nil
+			s.clients = apiServer(func(request string) (int, any) {
+				switch {
+				case request == refused:
+					return tt.code, metav1.Status{Status: metav1.StatusFailure, Reason: tt.reason, Message: "no", Code: int32(tt.code)}
+				case strings.HasSuffix(request, "/leases/"+plan.LBLease):
+					return http.StatusOK, lease
+				}
+				return http.StatusOK, selftest.Template{Namespace: "s"}.ServiceObject("", "a")
+			}).clients(t)
+			return s, out
+		}
+		for refused, want := range map[string]string{
+			"GET /apis/coordination.k8s.io/v1/namespaces/kube-system/leases/" + plan.LBLease: "whether coil-lb-controller runs isn't known: ",
+			"POST /api/v1/namespaces/s/services":                                             "it can't be made: ",
+			"GET /api/v1/namespaces/s/services/selftest":                                     "it can't be read: ",
+		} {
+			s, out := refuses(refused)
+			if err := s.tryService(t.Context(), pods); err != nil || !strings.HasPrefix(out.String(), tt.want+"  services   the Service: "+want) {
+				t.Errorf("%s is refused with %d: %v, %s", refused, tt.code, err, out)
+			}
+		}
+		s, out := refuses("POST /apis/coil.cybozu.com/v2/namespaces/s/egresspolicies")
+		s.ways = []selftest.Way{{Egress: &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "nat"}}}}
+		if all, _, err := s.clientsOf(t.Context(), pods); err != nil || len(all) != 1 || !strings.HasPrefix(out.String(), tt.want+"  policies   internet/nat: an EgressPolicy can't be made: ") {
+			t.Errorf("a policy is refused with %d: %v, %v, %s", tt.code, all, err, out)
+		}
+		s, _ = refuses("GET /apis/coil.cybozu.com/v2/egresses")
+		if err := s.findWays(t.Context(), nil); err != nil || len(s.waysLeft) != 1 || (s.waysLeft[0].State == selftest.Wrong) != (tt.code == http.StatusInternalServerError) {
+			t.Errorf("a list of Egresses is refused with %d: %v, %+v", tt.code, err, s.waysLeft)
+		}
+	}
 }
