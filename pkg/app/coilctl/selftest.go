@@ -31,7 +31,7 @@ type selftestOptions struct {
 }
 
 // rightsOfSelftest are named by the help of the command.
-const rightsOfSelftest = "It needs the rights to list namespaces, nodes and pods, and daemonsets of apps; to create, get and delete namespaces; to create serviceaccounts; to create, delete, get and " +
+const rightsOfSelftest = "It needs the rights to list namespaces, nodes and pods, and daemonsets of apps; to create and delete namespaces; to create serviceaccounts; to create, delete and " +
 	"list pods, and to get and create pods/exec, in namespaces " + selftest.Prefix + "*; to get addresspools and list addressblocks of coil.cybozu.com. Egresses also need those to get and list " +
 	"egresses of coil.cybozu.com, to create and get egresspolicies, and to list the pods of their routers; Services those to create and get services, and to get leases of coordination.k8s.io in the " +
 	"namespace " + preflight.Namespace + ": what isn't allowed is skipped. " +
@@ -123,6 +123,9 @@ func (o *selftestOptions) run(ctx context.Context) error {
 	err = s.all(ctx)
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
+		if s.made {
+			fmt.Fprintln(s.progress(), "Interrupted: it ends when its pods are removed, after a minute at most")
+		}
 	}
 	err = errors.Join(err, s.end(context.WithoutCancel(ctx)))
 	if e := s.show(); e != nil {

@@ -78,7 +78,7 @@ ok      mtu        n2 -> n1: IPv4 packets of 1500 bytes pass whole, and longer o
 	if err := errors.Join(s.routes(t.Context(), pods), s.show()); err != nil {
 		t.Fatal(err)
 	}
-	if _, failed, _ := strings.Cut(out.String(), "FAILED"); failed != `  routes     n2 -> n1: the pod b couldn't be told to ask: exec is forbidden
+	if _, failed, _ := strings.Cut(out.String(), "FAILED"); failed != `  routes     n2 -> n1: the pod b couldn't ask: exec is forbidden
                    coilctl why pod s/b: rules: none
                    -> coilctl why node n2
 2 checks have succeeded, 1 failed, 0 skipped

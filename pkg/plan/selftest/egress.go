@@ -100,7 +100,7 @@ func (o Outward) unfit(w *Way) (why, do string) {
 		return "spec.allowedNamespaces doesn't let namespaces of selftests in, which have the labels " + Selector(), ""
 	}
 	if e.Spec.Replicas == 0 {
-		return "it is to have no router", ""
+		return "its spec.replicas is 0", ""
 	}
 	if !meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable) {
 		return "no router serves clients", fmt.Sprintf("kubectl -n %s describe egress.coil.cybozu.com %s", e.Namespace, e.Name)
@@ -114,7 +114,7 @@ func (o Outward) unfit(w *Way) (why, do string) {
 	}
 	if len(o.Destinations) > 0 {
 		if len(w.To) == 0 {
-			return fmt.Sprintf("%s isn't reached through the Egress, but without it", plan.Enumerate(texts)), ""
+			return fmt.Sprintf("its clients reach %s without its routers", plan.Enumerate(texts)), ""
 		}
 		return "", ""
 	}
@@ -129,7 +129,7 @@ func (o Outward) unfit(w *Way) (why, do string) {
 			return "", ""
 		}
 	}
-	return "nodes are reached without it: name a destination outside of the cluster with --destination", ""
+	return "its clients reach nodes without its routers: name a destination outside of the cluster with --destination", ""
 }
 
 // Sources are the addresses by which clients of an Egress leave: those that annotations make clients, or those of a policy, if one is given.
@@ -253,9 +253,9 @@ func (l Left) judge(q Question, a Answer) (text string, right bool) {
 	case !a.Reached:
 		return fmt.Sprintf("%s: %s", to, a.Error), false
 	case l.Host.Name != "" && a.Name != l.Host.Name:
-		return to + " is something else than the pod there", false
+		return to + " is answered by something other than the pod there", false
 	case !a.Source.IsValid():
-		return to + " is reached; which source arrives there isn't known, since it isn't \"coild selftest serve\"", true
+		return to + " is reached; which source arrives there isn't known, since what answers isn't \"coild selftest serve\"", true
 	case a.Source.Addr() == ownOf(l.Client, q.To.Addr()):
 		return fmt.Sprintf("%s is reached with the pod's own source %s, so not through a router", to, a.Source.Addr()), false
 	case l.Unread != nil:

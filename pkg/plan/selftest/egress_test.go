@@ -39,7 +39,7 @@ func TestWays(t *testing.T) {
 	all := []*v2.Egress{wide, narrow, closed, idle, broken}
 	outside := []netip.AddrPort{netip.MustParseAddrPort("203.0.113.5:443"), netip.MustParseAddrPort("172.16.0.9:80")}
 	const label = "spec.allowedNamespaces doesn't let namespaces of selftests in, which have the labels app.kubernetes.io/component=selftest,app.kubernetes.io/name=coil"
-	const direct = "nodes are reached without it: name a destination outside of the cluster with --destination"
+	const direct = "its clients reach nodes without its routers: name a destination outside of the cluster with --destination"
 	for _, tt := range []struct {
 		name         string
 		names        []string
@@ -47,11 +47,11 @@ func TestWays(t *testing.T) {
 		ways, left   []string
 	}{
 		{"all", nil, nil, []string{"internet/narrow: n2 [172.16.0.2:9380 [fd00:172::2]:9380]"}, []string{
-			"wrong internet/broken: no router serves clients", "skipped internet/closed: " + label, "skipped internet/idle: it is to have no router", "skipped internet/wide: " + direct,
+			"wrong internet/broken: no router serves clients", "skipped internet/closed: " + label, "skipped internet/idle: its spec.replicas is 0", "skipped internet/wide: " + direct,
 		}},
 		{"named", []string{"internet/wide", "internet/none"}, nil, nil, []string{"wrong internet/none: there is no such Egress", "wrong internet/wide: " + direct}},
 		{"destinations", []string{"internet/wide", "internet/narrow"}, outside, []string{"internet/wide:  [203.0.113.5:443]"},
-			[]string{"wrong internet/narrow: 203.0.113.5, 172.16.0.9 isn't reached through the Egress, but without it"}},
+			[]string{"wrong internet/narrow: its clients reach 203.0.113.5, 172.16.0.9 without its routers"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ways, left := Outward{Egresses: all, Names: tt.names, Destinations: tt.destinations, Nodes: nodes, Port: Port}.Ways()
@@ -132,7 +132,7 @@ func TestEgress(t *testing.T) {
 		{from("10.0.0.1"), "wrong: 172.16.0.2:9380 is reached with the pod's own source 10.0.0.1, so not through a router"},
 		{from("192.0.2.1"), "wrong: 172.16.0.2:9380 is reached with the source 192.0.2.1, and routers have 10.0.3.9: something translates it"},
 		{Answer{Question: questions[0].String(), Error: "no answer"}, "wrong: 172.16.0.2:9380: no answer"},
-		{other, "wrong: 172.16.0.2:9380 is something else than the pod there"},
+		{other, "wrong: 172.16.0.2:9380 is answered by something other than the pod there"},
 		{Answer{}, "wrong: 172.16.0.2:9380 wasn't tried"},
 	} {
 		l.Answers = []Answer{tt.answer}
@@ -195,7 +195,7 @@ func TestService(t *testing.T) {
 		t.Errorf("it is %+v", c)
 	}
 	served.Answers[0].Name, served.Answers[1] = "c", Answer{Question: questions[1].String(), Error: "no answer"}
-	if c := judge.Service(served); c.State != Wrong || c.Seen != "192.0.2.7 is something else than the Service's pod; 2001:db8::7: no answer" || c.Do == "" {
+	if c := judge.Service(served); c.State != Wrong || c.Seen != "192.0.2.7 is answered by something other than the Service's pod; 2001:db8::7: no answer" || c.Do == "" {
 		t.Errorf("it is %+v", c)
 	}
 	served.Answers = nil

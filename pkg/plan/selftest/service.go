@@ -90,7 +90,7 @@ func (j Judge) Service(s Served) Check {
 		case !s.Answers[i].Reached:
 			wrong = append(wrong, to+": "+s.Answers[i].Error)
 		case s.Answers[i].Name != s.Endpoint.Name:
-			wrong = append(wrong, to+" is something else than the Service's pod")
+			wrong = append(wrong, to+" is answered by something other than the Service's pod")
 		default:
 			reached = append(reached, to)
 		}

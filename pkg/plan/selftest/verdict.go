@@ -60,7 +60,7 @@ func (j Judge) Unstarted(w Wish, p *corev1.Pod) Check {
 		c.Seen = "somebody has deleted the pod"
 		return c
 	case p.DeletionTimestamp != nil:
-		c.Seen = "somebody deletes the pod"
+		c.Seen = "somebody is deleting the pod"
 		return c
 	}
 	c.Seen = fmt.Sprintf("the pod doesn't run: it is %s", p.Status.Phase)
@@ -166,7 +166,7 @@ type Asked struct {
 	From, To Pod
 	Port     uint16
 	Answers  []Answer
-	// Err is why the pod couldn't be asked to ask.
+	// Err is why no command ran in the pod.
 	Err error
 }
 
@@ -187,9 +187,9 @@ func (a Asked) check(name string) Check {
 	return Check{Check: name, Subject: a.subject(), State: Right, Pods: []string{a.From.Name, a.To.Name}}
 }
 
-// unasked is the verdict if the pod couldn't be asked to ask.
+// unasked is the verdict if no command ran in the pod that was to ask.
 func (j Judge) unasked(c Check, err error, from Pod) Check {
-	c.State, c.Seen, c.Do = Wrong, fmt.Sprintf("the pod %s couldn't be told to ask: %v", from.Name, err), j.explain(from)
+	c.State, c.Seen, c.Do = Wrong, fmt.Sprintf("the pod %s couldn't ask: %v", from.Name, err), j.explain(from)
 	return c
 }
 
@@ -210,7 +210,7 @@ func (j Judge) Route(a Asked) Check {
 		case !answer.Reached:
 			wrong = append(wrong, what+": "+answer.Error)
 		case answer.Name != a.To.Name:
-			wrong = append(wrong, what+" reaches something else than the pod")
+			wrong = append(wrong, what+" is answered by something other than the pod")
 		case answer.Source.Addr() != own:
 			wrong = append(wrong, fmt.Sprintf("%s arrives with the source %s, and the pod has %s: something translates it", what, answer.Source.Addr(), own))
 		default:
