@@ -8,13 +8,13 @@ var addresses = dashboard{
 		{"Blocks", []panel{
 			{
 				title: "Blocks in use", kind: bars, unit: "percentunit", warn: 0.8, alarm: 0.9,
-				description: "Share of the blocks of each pool that nodes hold, or that are floating addresses. CoilPoolAlmostFull is about 90 %.",
+				description: "Share of the blocks of each pool that nodes hold, or that are floating addresses. CoilPoolAlmostFull fires above 90 %.",
 				queries: []query{{`max by (pool) (coil_controller_allocated_blocks{pool=~"$pool"}) / max by (pool) (coil_controller_max_blocks{pool=~"$pool"})`,
 					"{{pool}}"}},
 			},
 			{
 				title: "Blocks in three days", kind: bars, unit: "percentunit", warn: 0.9, alarm: 1,
-				description: "The same share in three days, if the pool grows as it did in the last six hours. CoilPoolFillsUp is about 100 %.",
+				description: "The same share in three days, if the pool grows as it did in the last six hours. CoilPoolFillsUp fires above 100 %, if more than half are in use now.",
 				queries: []query{{`predict_linear(max by (pool) (coil_controller_allocated_blocks{pool=~"$pool"})[6h:5m], 3 * 86400) / ` +
 					`max by (pool) (coil_controller_max_blocks{pool=~"$pool"})`, "{{pool}}"}},
 			},
@@ -60,7 +60,7 @@ var addresses = dashboard{
 			},
 			{
 				title: "AddressClaims that wait", unit: "short", alarm: 1,
-				description: "AddressClaims without all of their addresses, by the reason of their condition Ready. CoilFloatingPoolExhausted is about PoolExhausted.",
+				description: "AddressClaims without all of their addresses, by the reason of their condition Ready. CoilFloatingPoolExhausted fires if one has the reason PoolExhausted.",
 				queries:     []query{{`max by (pool, reason) (coil_floating_claims{pool=~"$pool", reason!="AddressesHeld"})`, "{{pool}}, {{reason}}"}},
 			},
 		}},
@@ -77,7 +77,7 @@ var addresses = dashboard{
 			},
 			{
 				title: "Syncs of coil-ipam-controller that failed", unit: "ops", alarm: 1,
-				description: "Syncs that ended with an error and are tried again, by loop. Some are normal while the API server is busy. CoilSyncsFail is about loops of which all fail.",
+				description: "Syncs that ended with an error and are tried again, by loop. Some are normal while the API server is busy. CoilSyncsFail fires if all syncs of a loop fail.",
 				queries:     []query{{`sum by (loop) (rate(coil_reconcile_total{component="coil-ipam-controller", result="error"}[$__rate_interval]))`, "{{loop}}"}},
 			},
 		}},

@@ -11,7 +11,7 @@ var egress = dashboard{
 		{"Egresses", []panel{
 			{
 				title: "Ready routers", unit: "short", alarm: 1, below: true,
-				description: "Router pods of each Egress that are ready. CoilEgressWithoutRouters is about 0 with clients.",
+				description: "Router pods of each Egress that are ready. CoilEgressWithoutRouters fires if an Egress with clients has none.",
 				queries: []query{{`max by (namespace, egress) (coil_controller_egress_ready_routers{namespace=~"$namespace", egress=~"$egress"})`,
 					"{{namespace}}/{{egress}}"}},
 			},
@@ -45,7 +45,7 @@ var egress = dashboard{
 			},
 			{
 				title: "Dropped packets", unit: "pps", warn: 1,
-				description: "Packets that routers dropped, by the reason. CoilEgressForeignSource is about foreign_source.",
+				description: "Packets that routers dropped, by the reason. CoilEgressForeignSource fires if the reason is foreign_source.",
 				queries: []query{
 					{`sum by (namespace, egress, reason) (rate(coil_egress_nftables_dropped_packets_total{namespace=~"$namespace", egress=~"$egress"}[$__rate_interval]))`,
 						"{{namespace}}/{{egress}}, {{reason}}"},
@@ -57,13 +57,13 @@ var egress = dashboard{
 		{"Limits of routers", []panel{
 			{
 				title: "Connections", unit: "percentunit", warn: 0.8, alarm: 0.95,
-				description: "Share of the connections that each router can track. CoilEgressConnectionsAlmostFull is about 80 %.",
+				description: "Share of the connections that each router can track. CoilEgressConnectionsAlmostFull fires above 80 %.",
 				queries: []query{{`max by (namespace, egress, pod) (coil_egress_nf_conntrack_entries_count{namespace=~"$namespace", egress=~"$egress"}) / ` +
 					`max by (namespace, egress, pod) (coil_egress_nf_conntrack_entries_limit{namespace=~"$namespace", egress=~"$egress"})`, "{{namespace}}/{{egress}}, {{pod}}"}},
 			},
 			{
 				title: "Ports", unit: "percentunit", warn: 0.8, alarm: 0.95,
-				description: "Share of the 64,512 ports of an address that is used towards one destination, for those with the most. CoilEgressPortsAlmostUsed is about 80 %.",
+				description: "Share of the 64,512 ports of a router's address that are used towards one destination, for the destinations with the most. CoilEgressPortsAlmostUsed fires above 80 %.",
 				queries: []query{{`max by (namespace, egress, pod, protocol, destination, port) (coil_egress_snat_ports_used{namespace=~"$namespace", egress=~"$egress"}) / 64512`,
 					"{{pod}} to {{destination}} {{protocol}} {{port}}"}},
 			},

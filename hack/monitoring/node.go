@@ -48,7 +48,7 @@ var node = dashboard{
 		{"Kernel", []panel{
 			{
 				title: "Repairs", unit: "short", warn: 10,
-				description: "Objects in the kernel that others destroyed and that Coil made again, in ten minutes. CoilNodeTamperedWith is about more than ten.",
+				description: "Objects in the kernel that others destroyed and that Coil made again, in ten minutes. CoilNodeTamperedWith fires above ten.",
 				queries:     []query{{`sum by (node, kind) (increase(coil_repairs_total{job="coil", node=~"$node"}[10m])) > 0`, "{{kind}} on {{node}}"}},
 			},
 			{
@@ -65,7 +65,7 @@ var node = dashboard{
 		{"Loops", []panel{
 			{
 				title: "Syncs that failed", unit: "ops", warn: 1,
-				description: "Syncs that ended with an error and are tried again. CoilSyncsFail is about loops of which all fail for a quarter of an hour.",
+				description: "Syncs that ended with an error and are tried again. CoilSyncsFail fires if all syncs of a loop fail for a quarter of an hour.",
 				queries: []query{{`sum by (component, node, loop) (rate(coil_reconcile_total{job="coil", node=~"$node", result="error"}[$__rate_interval])) > 0`,
 					"{{component}}, {{loop}} on {{node}}"}},
 			},

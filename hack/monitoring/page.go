@@ -19,8 +19,8 @@ What each panel of the dashboards for Grafana shows. [How to install them](../RE
 `)
 	if len(pictures) > 0 {
 		b.WriteString(`
-The pictures are drawn from the dashboards' files, with metrics of real programs in a small network that a test makes: what Grafana draws differs in detail. Panels without data are about what goes wrong, or
-about days.
+The pictures are drawn from the dashboards' files, with metrics of real programs in a small network that a test makes: what Grafana draws differs in detail. Panels without data show what goes wrong, or
+what takes days.
 `)
 	}
 	for _, d := range dashboards {

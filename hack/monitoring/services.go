@@ -11,7 +11,7 @@ var services = dashboard{
 		{"Services", []panel{
 			{
 				title: "Services that aren't reached", kind: stat, unit: "short", alarm: 1,
-				description: "Services that Coil is to serve, and that have no address or that nobody answers for. CoilServicesNotServed is about them.",
+				description: "Services that Coil is to serve, and that have no address, or one that nobody answers for. CoilServicesNotServed fires if there are any.",
 				queries:     []query{{`sum(max by (reason) (coil_lb_service_count{reason!="Served"})) or vector(0)`, "Services"}},
 			},
 			{
@@ -28,7 +28,7 @@ var services = dashboard{
 		{"Floating addresses", []panel{
 			{
 				title: "Addresses on no node", kind: stat, unit: "short", alarm: 1,
-				description: "Floating addresses with an owner that no node has. CoilFloatingAddressUnheld is about them.",
+				description: "Floating addresses with an owner that no node has. CoilFloatingAddressUnheld fires if there are any.",
 				queries:     []query{{`max(coil_floating_unheld_addresses{node=~"$node"})`, "addresses"}},
 			},
 			{
@@ -38,7 +38,7 @@ var services = dashboard{
 			},
 			{
 				title: "Moves", unit: "short", warn: 5,
-				description: "Times that a node got an address of another one, in half an hour: given by that one, or since that one failed. CoilFloatingAddressUnsteady is about more than five.",
+				description: "How often in half an hour a node got an address of another one, which gave it or failed. CoilFloatingAddressUnsteady fires above five for one address.",
 				queries:     []query{{`sum by (block, reason) (increase(coil_floating_taken_total{node=~"$node", reason!="first"}[30m])) > 0`, "{{block}}, {{reason}}"}},
 			},
 			{
@@ -65,7 +65,7 @@ var services = dashboard{
 		{"Connections that outlive their node", []panel{
 			{
 				title: "Standby", unit: "short", stacked: true,
-				description: "Addresses whose connections another node copies all the time: in step, behind, or alone without such a node. CoilFloatingStandbyBehind is about the latter two.",
+				description: "Addresses whose connections another node copies all the time: in step, behind, or alone without such a node. CoilFloatingStandbyBehind fires if any are behind or alone.",
 				queries:     []query{{`sum by (node, state) (coil_floating_standby_addresses{node=~"$node"})`, "{{node}}, {{state}}"}},
 			},
 			{
@@ -87,7 +87,7 @@ var services = dashboard{
 		{"Gateways", []panel{
 			{
 				title: "Gateways that aren't well", unit: "short", alarm: 1,
-				description: "Gateways whose condition Applied isn't true, or that are silent or behind, by the reason. The alerts CoilGateway… are about them.",
+				description: "Gateways whose condition Applied isn't true, or that are silent or behind, by the reason. The alerts whose names begin with CoilGateway fire for them.",
 				queries:     []query{{`max by (gateway, reason) (coil_lb_gateway_reason{gateway=~"$gateway", reason!="AllServed"})`, "{{gateway}}, {{reason}}"}},
 			},
 			{
