@@ -72,7 +72,7 @@ var addresses = dashboard{
 			},
 			{
 				title: "Lost blocks", unit: "short", alarm: 1,
-				description: "AddressBlocks of which pods have addresses and that don't exist any more, by node. It must be 0.",
+				description: "AddressBlocks that don't exist any more although pods have addresses of them, by node. It must be 0.",
 				queries:     []query{{`sum by (node) (coil_node_missing_blocks) > 0`, "{{node}}"}},
 			},
 			{

@@ -16,7 +16,7 @@ var egress = dashboard{
 					"{{namespace}}/{{egress}}"}},
 			},
 			{
-				title: "Clients", unit: "short", description: "Pods that each Egress tells its routers of.",
+				title: "Clients", unit: "short", description: "Pods that use each Egress, as it tells its routers.",
 				queries: []query{{`max by (namespace, egress) (coil_controller_egress_clients{namespace=~"$namespace", egress=~"$egress"})`, "{{namespace}}/{{egress}}"}},
 			},
 			{
@@ -26,7 +26,7 @@ var egress = dashboard{
 			},
 			{
 				title: "Policies in conflict", unit: "short", warn: 1,
-				description: "Policies of the whole cluster of which pods follow another one.",
+				description: "Policies of the whole cluster that select pods which follow another policy.",
 				queries:     []query{{`max by (kind) (coil_egress_policy_conflicting_count)`, "{{kind}}"}},
 			},
 		}},
@@ -95,7 +95,7 @@ var egress = dashboard{
 			},
 			{
 				title: "Time until a client is served", unit: "s", warn: 2,
-				description: "From the notice of a change of clients until 99 of 100 are treated accordingly.",
+				description: "From the notice that clients have changed until the router has followed: 99 of 100 changes take that long at most.",
 				queries: []query{{`histogram_quantile(0.99, sum by (le, namespace, egress) (rate(coil_egress_client_latency_seconds_bucket{namespace=~"$namespace", egress=~"$egress"}[$__rate_interval])))`,
 					"{{namespace}}/{{egress}}"}},
 			},

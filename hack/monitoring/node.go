@@ -33,7 +33,7 @@ var node = dashboard{
 			},
 			{
 				title: "Duration of calls", unit: "s", warn: 1,
-				description: "How long calls of the plugin take inside coild: half of them, and 99 of 100.",
+				description: "How long calls of the plugin take inside coild at most: half of them, and 99 of 100.",
 				queries: []query{
 					{`histogram_quantile(0.5, sum by (le, method) (rate(coil_cni_request_duration_seconds_bucket{node=~"$node"}[$__rate_interval])))`, "{{method}}, half"},
 					{`histogram_quantile(0.99, sum by (le, method) (rate(coil_cni_request_duration_seconds_bucket{node=~"$node"}[$__rate_interval])))`, "{{method}}, 99 %"},
@@ -71,7 +71,7 @@ var node = dashboard{
 			},
 			{
 				title: "Duration of syncs", unit: "s", warn: 5,
-				description: "How long 99 of 100 syncs of each loop take.",
+				description: "How long 99 of 100 syncs of each loop take at most.",
 				queries: []query{{`histogram_quantile(0.99, sum by (le, component, loop) (rate(coil_reconcile_duration_seconds_bucket{job="coil", node=~"$node"}[$__rate_interval])))`,
 					"{{component}}, {{loop}}"}},
 			},

@@ -80,7 +80,7 @@ var services = dashboard{
 			},
 			{
 				title: "Duration of handovers", unit: "s", warn: 1,
-				description: "How long 99 of 100 addresses have waited for their connections to be copied.",
+				description: "How long 99 of 100 addresses have waited at most for their connections to be copied.",
 				queries:     []query{{`histogram_quantile(0.99, sum by (le) (rate(coil_floating_handover_seconds_bucket{node=~"$node"}[$__rate_interval])))`, "all nodes"}},
 			},
 		}},
@@ -92,7 +92,7 @@ var services = dashboard{
 			},
 			{
 				title: "Masters", unit: "short", alarm: 2,
-				description: "Gateways that say that they have the addresses of an election by VRRP. It must be 1 for each.",
+				description: "Gateways that say that they have the addresses of an election by VRRP. It must be 1 for each election.",
 				queries:     []query{{`max by (pool, router_id, family) (coil_lb_gateway_masters)`, "{{pool}} {{router_id}}, {{family}}"}},
 			},
 			{
@@ -113,7 +113,7 @@ var services = dashboard{
 			},
 			{
 				title: "Duration of calls", unit: "s", warn: 5,
-				description: "How long 99 of 100 calls of OpenStack's API take.",
+				description: "How long 99 of 100 calls of OpenStack's API take at most.",
 				queries:     []query{{`histogram_quantile(0.99, sum by (le, resource) (rate(coil_lb_openstack_call_duration_seconds_bucket[$__rate_interval])))`, "{{resource}}"}},
 			},
 		}},
