@@ -161,6 +161,11 @@ func TestWords(t *testing.T) {
 		{six, six, 1, 4, "port unreachable (ICMPv6 type 1, code 4)", true},
 		{six, six, 1, 3, "address unreachable (ICMPv6 type 1, code 3)", false},
 		{six, other, 3, 0, "hop limit exceeded (ICMPv6 type 3, code 0)", false},
+		{four, other, 11, 1, "a fragment is missing (ICMP type 11, code 1)", false},
+		{four, four, 12, 0, "parameter problem (ICMP type 12, code 0)", false},
+		{six, other, 2, 0, "the packet is too big (ICMPv6 type 2, code 0)", false},
+		{six, six, 4, 1, "parameter problem (ICMPv6 type 4, code 1)", false},
+		{six, other, 100, 0, "another error (ICMPv6 type 100, code 0)", false},
 	} {
 		o := Outcome{Answer: Failed, By: c.by, Type: c.kind, Code: c.code}
 		order := Order{Kind: UDP, To: netip.AddrPortFrom(c.to, 9)}

@@ -1,15 +1,22 @@
 package sending
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
-// Unreachable are the types of errors that say that a packet can't get to its destination, of ICMP and of ICMPv6.
+// Unreachable are the types of errors that say that a packet can't get to its destination, of ICMP and of ICMPv6. Exceeded are those of a time that is over.
 const (
 	unreachable4 = 3
 	unreachable6 = 1
+	exceeded4    = 11
+	exceeded6    = 3
 )
 
-// codes are the words for codes of these (RFC 792, 1812, 4443).
+// kinds are the words for other types of errors, and codes those for codes of unreachable (RFC 792, 1812, 4443).
 var (
+	kinds4 = map[byte]string{12: "parameter problem"}
+	kinds6 = map[byte]string{2: "the packet is too big", 4: "parameter problem"}
 	codes4 = map[byte]string{
 		0: "network unreachable", 1: "host unreachable", 2: "protocol unreachable", 3: "port unreachable", 4: "the packet is too big", 5: "source route failed",
 		6: "network unknown", 7: "host unknown", 9: "network prohibited", 10: "host prohibited", 13: "communication prohibited",
@@ -33,20 +40,30 @@ func (o Outcome) Words(k Kind, v4 bool) string {
 	case Refused:
 		return "RST"
 	case Failed:
-		codes, unreachable, name := codes6, byte(unreachable6), "ICMPv6"
+		name := "ICMPv6"
 		if v4 {
-			codes, unreachable, name = codes4, unreachable4, "ICMP"
+			name = "ICMP"
 		}
-		text := codes[o.Code]
-		if o.Type != unreachable {
-			text = "hop limit exceeded"
-		}
-		if text == "" {
-			text = "unreachable"
-		}
-		return fmt.Sprintf("%s (%s type %d, code %d)", text, name, o.Type, o.Code)
+		return fmt.Sprintf("%s (%s type %d, code %d)", o.failure(v4), name, o.Type, o.Code)
 	}
 	return ""
+}
+
+// failure names the error.
+func (o Outcome) failure(v4 bool) string {
+	kinds, codes, unreachable, exceeded := kinds6, codes6, byte(unreachable6), byte(exceeded6)
+	if v4 {
+		kinds, codes, unreachable, exceeded = kinds4, codes4, unreachable4, exceeded4
+	}
+	switch {
+	case o.Type == unreachable:
+		return cmp.Or(codes[o.Code], "unreachable")
+	case o.Type == exceeded && o.Code == 0:
+		return "hop limit exceeded"
+	case o.Type == exceeded:
+		return "a fragment is missing"
+	}
+	return cmp.Or(kinds[o.Type], "another error")
 }
 
 // Port unreachable, of ICMP and of ICMPv6.
