@@ -173,8 +173,11 @@ func TestWords(t *testing.T) {
 			t.Errorf("%+v from %s: %q, arrived %v", c, c.by, got, o.Arrived(order))
 		}
 	}
-	if got := (Outcome{Answer: Replied}).Words(Echo, true); got != "echo reply" {
-		t.Errorf("%q", got)
+	for by, want := range map[netip.Addr]bool{four: true, other: false} {
+		o := Outcome{Answer: Replied, By: by}
+		if got := o.Words(Echo, true); got != "echo reply" || o.Arrived(Order{Kind: Echo, To: netip.AddrPortFrom(four, 0)}) != want {
+			t.Errorf("%q from %s, arrived %v", got, by, !want)
+		}
 	}
 }
 

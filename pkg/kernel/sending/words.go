@@ -72,13 +72,14 @@ const (
 	port6 = 4
 )
 
-// Arrived says whether the answer shows that the packet got to its destination: that answered, or has no socket for the packet.
+// Arrived says whether the answer shows that the packet got to its destination: that answered, or has no socket for the packet. An echo may be answered by another
+// address: somebody has translated the destination, and not the answer.
 func (o Outcome) Arrived(order Order) bool {
+	to := order.To.Addr()
 	switch o.Answer {
 	case Replied, Accepted, Refused:
-		return true
+		return o.By == to
 	case Failed:
-		to := order.To.Addr()
 		port := to.Is4() && o.Type == unreachable4 && o.Code == port4 || !to.Is4() && o.Type == unreachable6 && o.Code == port6
 		return port && o.By == to
 	}
