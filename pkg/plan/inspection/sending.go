@@ -39,8 +39,8 @@ func (o Order) Validate() error {
 
 func validProtocol(protocol string, to netip.AddrPort) error {
 	switch a := to.Addr(); {
-	case !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified():
-		return fmt.Errorf("%s isn't the address of a destination", a)
+	case !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast(): // a packet to a group is answered by any number of hosts
+		return fmt.Errorf("%s isn't the address of one destination", a)
 	case protocol == ICMP && to.Port() == 0, (protocol == TCP || protocol == UDP) && to.Port() != 0:
 		return nil
 	}

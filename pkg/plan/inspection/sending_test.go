@@ -26,6 +26,8 @@ func TestOrder(t *testing.T) {
 		"tcp 203.0.113.5 65536 1":      nil,
 		"tcp example.org 443 1":        nil,
 		"tcp 0.0.0.0 443 1":            nil,
+		"icmp 224.0.0.1 0 1":           nil,
+		"udp ff02::1 9 1":              nil,
 		"tcp 203.0.113.5 443":          nil,
 		"tcp 203.0.113.5 443 1 2 or 3": nil,
 	} {
