@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -94,7 +95,7 @@ type protocol interface {
 	send(i int) (uint16, error)
 	// sockets are those that are waited for, with the events, while some packets have no answer.
 	sockets(pending []int) []unix.PollFd
-	// read reads what a socket has, and notes answers.
+	// read reads what a socket has, and notes answers. At the end it is called for those that have none, too, and notes what else is known of them.
 	read(socket int32, note func(i int, o Outcome))
 	close()
 }
@@ -177,6 +178,7 @@ func (s *session) run(ctx context.Context) error {
 			next++
 			continue
 		case next == s.Count && (left <= 0 || len(pending) == 0):
+			s.read(s.sockets(pending)) // what is known of those without an answer
 			return nil
 		}
 		if err := s.listen(pending, min(left, slice)); err != nil {
@@ -199,7 +201,7 @@ func (s *session) sendOne(i int, now time.Time) {
 	s.sent[i] = now
 	o := &s.outcomes[i]
 	if o.ID, o.NotSent = s.send(i); o.NotSent != nil {
-		s.over[i] = true
+		o.ID, s.over[i] = 0, true
 	}
 }
 
@@ -216,12 +218,15 @@ func (s *session) listen(pending []int, wait time.Duration) error {
 	if n == 0 {
 		return nil
 	}
+	s.read(slices.DeleteFunc(sockets, func(p unix.PollFd) bool { return p.Revents == 0 }))
+	return nil
+}
+
+// read reads what sockets have.
+func (s *session) read(sockets []unix.PollFd) {
 	now := time.Now()
 	for _, p := range sockets {
-		if p.Revents == 0 {
-			continue
-		}
-		s.read(p.Fd, func(i int, o Outcome) {
+		s.protocol.read(p.Fd, func(i int, o Outcome) {
 			if i < 0 || i >= len(s.outcomes) || s.over[i] || s.sent[i].IsZero() {
 				return
 			}
@@ -233,7 +238,6 @@ func (s *session) listen(pending []int, wait time.Duration) error {
 			s.outcomes[i] = o
 		})
 	}
-	return nil
 }
 
 func domain(a netip.Addr) int {

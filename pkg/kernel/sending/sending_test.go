@@ -102,12 +102,41 @@ func TestSendToItself(t *testing.T) {
 	}
 }
 
+// Of SYN without an answer it is told how often they were sent again.
+func TestResent(t *testing.T) {
+	full := fullListener(t)
+	_, all, err := Send(t.Context(), nil, Order{Kind: TCP, To: full, Count: 2, Interval: time.Millisecond, Wait: 1500 * time.Millisecond}) // a kernel sends again after a second
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	for _, o := range all {
+		if o.Answer != None || o.Resent < 1 || o.ID == 0 || o.After != 0 || o.By.IsValid() {
+			t.Errorf("%+v", o)
+		}
+	}
+}
+
+// fullListener is the address of a listener of TCP that has no room for connections, so that its kernel drops SYN.
+func fullListener(t *testing.T) netip.AddrPort {
+	t.Helper()
+	open := func() int {
+		fd := testkit.Must(unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
+		t.Cleanup(func() { testkit.Check(t, unix.Close(fd)) })
+		return fd
+	}
+	l := open()
+	testkit.Check(t, unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(l, 0))
+	at := local(l)
+	testkit.Check(t, unix.Connect(open(), sockaddr(at)))
+	return at
+}
+
 // What the kernel refuses to send is told of each packet, and nothing is waited for.
 func TestRefusedByKernel(t *testing.T) {
 	start := time.Now()
 	order := Order{Kind: UDP, To: netip.MustParseAddrPort("255.255.255.255:9"), Count: 2, Wait: time.Hour} // nobody has asked for broadcast
 	_, all, err := Send(t.Context(), nil, order)
-	if err != nil || len(all) != 2 || !errors.Is(all[0].NotSent, unix.EACCES) && !errors.Is(all[0].NotSent, unix.ENETUNREACH) || all[1].NotSent == nil || all[0].Arrived(order) {
+	if err != nil || len(all) != 2 || !errors.Is(all[0].NotSent, unix.EACCES) && !errors.Is(all[0].NotSent, unix.ENETUNREACH) || all[1].NotSent == nil || all[0].ID != 0 || all[0].Arrived(order) {
 		t.Errorf("%+v, %v", all, err)
 	}
 	if took := time.Since(start); took > testkit.Timeout(10*time.Second) {

@@ -78,22 +78,27 @@ func (s *stream) sockets(pending []int) []unix.PollFd {
 
 func (s *stream) read(socket int32, note func(int, Outcome)) {
 	fd := int(socket)
-	o, ok := queued(fd)
-	if !ok {
-		if o, ok = s.heard(fd); !ok {
+	info, err := &unix.TCPInfo{}, error(nil)
+	if s.order.Kind == TCP {
+		if info, err = unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err != nil {
 			return
 		}
 	}
-	if s.order.Kind == TCP {
-		if info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			o.Resent = int(info.Total_retrans)
+	o, ok := queued(fd)
+	if !ok {
+		if o, ok = s.heard(fd, info.State); !ok {
+			return
 		}
 	}
+	o.Resent = int(info.Total_retrans)
 	note(slices.Index(s.fds, fd), o)
 }
 
+// tcpSynSent is the state TCP_SYN_SENT of tcp_states.h.
+const tcpSynSent = 2
+
 // heard is what came by a socket that has no error of ICMP.
-func (s *stream) heard(fd int) (o Outcome, ok bool) {
+func (s *stream) heard(fd int, state byte) (o Outcome, ok bool) {
 	o.By = s.order.To.Addr()
 	if s.order.Kind == UDP {
 		o.Answer = Replied
@@ -104,6 +109,8 @@ func (s *stream) heard(fd int) (o Outcome, ok bool) {
 	switch {
 	case err != nil:
 		return o, false
+	case errno == 0 && state == tcpSynSent: // there is no answer yet
+		o = Outcome{}
 	case errno == 0:
 		o.Answer = Accepted
 	case errno == int(unix.ECONNREFUSED):
