@@ -131,6 +131,27 @@ func fullListener(t *testing.T) netip.AddrPort {
 	return at
 }
 
+// A connection that was accepted, and reset before anybody looked, was accepted.
+func TestResetAfterAccepted(t *testing.T) {
+	l := testkit.Must(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
+	defer func() { testkit.Check(t, l.Close()) }()
+	s := &stream{order: Order{Kind: TCP, To: netip.MustParseAddrPort(l.Addr().String()), Count: 1}}
+	defer s.close()
+	testkit.Check(t, s.open())
+	testkit.Must(s.send(0))(t)
+	c := testkit.Must(l.Accept())(t)
+	testkit.Check(t, c.(*net.TCPConn).SetLinger(0), c.Close())
+	fds := []unix.PollFd{{Fd: int32(s.fds[0])}} // POLLERR and POLLHUP are always told
+	if n := testkit.Must(unix.Poll(fds, int(testkit.Timeout(5*time.Second).Milliseconds())))(t); n != 1 {
+		t.Fatal("the connection isn't reset")
+	}
+	var got []Outcome
+	s.read(fds[0].Fd, func(_ int, o Outcome) { got = append(got, o) })
+	if len(got) != 1 || got[0].Answer != Accepted || got[0].By != s.order.To.Addr() {
+		t.Errorf("%+v", got)
+	}
+}
+
 // What the kernel refuses to send is told of each packet, and nothing is waited for.
 func TestRefusedByKernel(t *testing.T) {
 	start := time.Now()

@@ -111,7 +111,7 @@ func (s *stream) heard(fd int, state byte) (o Outcome, ok bool) {
 		return o, false
 	case errno == 0 && state == tcpSynSent: // there is no answer yet
 		o = Outcome{}
-	case errno == 0:
+	case errno == 0, errno == int(unix.ECONNRESET), errno == int(unix.EPIPE): // or accepted, and then reset
 		o.Answer = Accepted
 	case errno == int(unix.ECONNREFUSED):
 		o.Answer = Refused
