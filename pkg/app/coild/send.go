@@ -63,7 +63,7 @@ func (d *daemon) droppedOnNode(ctx context.Context) (map[string]uint64, error) {
 func flowsOf(ctx context.Context, s inspection.Sending, o inspection.Order) (all []inspection.Flow, err error) {
 	from, err := netip.ParseAddr(s.From)
 	if err != nil {
-		return nil, nil // nothing was sent
+		return []inspection.Flow{}, nil // nothing was sent
 	}
 	t, err := conntrack.New(nil)
 	if err != nil {

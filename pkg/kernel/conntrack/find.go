@@ -62,13 +62,13 @@ func (f *flow) found(protocol byte) Found {
 	return x
 }
 
-// Sent are the flows that a question asks for and that are tracked.
+// Sent are the flows that a question asks for and that are tracked; nil with an error.
 func (t *Table) Sent(ctx context.Context, q inspection.Flows) ([]inspection.Flow, error) {
 	all := []inspection.Flow{}
 	for _, id := range q.IDs {
 		f, ok, err := t.Find(ctx, protocolOf(q.Protocol, q.Client.Is4()), netip.AddrPortFrom(q.Client, id), q.To)
 		if err != nil {
-			return all, err
+			return nil, err
 		}
 		if !ok {
 			continue

@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -97,7 +98,7 @@ func Send(f SendFacts) Path {
 func (f SendFacts) flowsAt(h PathHop) (flows []inspection.Flow, known bool) {
 	for _, r := range f.After {
 		if h.Where == r.where() && r.Answer != nil {
-			return r.Answer.Flows, true
+			return r.Answer.Flows, r.Answer.Flows != nil
 		}
 	}
 	if !h.InPod && strings.HasPrefix(h.Where, "node ") && len(f.Sending.Flows) > 0 {
@@ -129,7 +130,7 @@ func (f SendFacts) count(h PathHop) *HopCount {
 	switch {
 	case known && !f.refused():
 		return flowCount(flows)
-	case known && strings.HasPrefix(h.Where, "router "):
+	case strings.HasPrefix(h.Where, "router "):
 		return f.tunnelCount(h)
 	}
 	var c *HopCount
@@ -309,9 +310,16 @@ func (f SendFacts) stopped(lost []inspection.SentPacket) string {
 	if tunnelled {
 		return f.stoppedByRouter(lost)
 	}
+	where := "left the pod"
+	if slices.ContainsFunc(f.Sending.Links, func(l inspection.LinkTraffic) bool { return !l.InPod }) {
+		where = "reached node " + node
+	}
 	flows := flowsOf(lost, f.Sending.Flows)
-	if len(flows) == 0 {
-		return fmt.Sprintf("they reached node %s, which tracks no flow of them: it dropped them, or tracks none; no answer came back", node)
+	switch {
+	case f.Sending.Flows == nil:
+		return fmt.Sprintf("%s; whether node %s tracks their flows isn't known", where, node)
+	case len(flows) == 0:
+		return fmt.Sprintf("%s; node %s tracks none of their flows: it dropped the packets, or doesn't track connections", where, node)
 	}
 	return fmt.Sprintf("left the pod, and node %s%s; %s", node, translated(flows, f.Sending.From), unanswered(flows, "node "+node))
 }
@@ -320,8 +328,8 @@ func (f SendFacts) stopped(lost []inspection.SentPacket) string {
 func (f SendFacts) stoppedByRouter(lost []inspection.SentPacket) string {
 	var reached, silent []string
 	for _, r := range f.After {
-		if r.Answer == nil {
-			silent = append(silent, r.where()+": "+r.Unanswered)
+		if why := r.unknown(); why != "" {
+			silent = append(silent, r.where()+": "+why)
 			continue
 		}
 		if flows := flowsOf(lost, r.Answer.Flows); len(flows) > 0 {
@@ -332,7 +340,7 @@ func (f SendFacts) stoppedByRouter(lost []inspection.SentPacket) string {
 		return "left the pod, " + strings.Join(reached, "; ")
 	}
 	for _, r := range f.After {
-		if r.Answer == nil {
+		if r.unknown() != "" {
 			continue
 		}
 		came, dropped := f.since(r)
@@ -358,6 +366,17 @@ func (f SendFacts) stoppedByRouter(lost []inspection.SentPacket) string {
 		return fmt.Sprintf("left the pod and its link to node %s; no router is known that could be asked", f.Answer.Node.Name)
 	}
 	return fmt.Sprintf("left the pod and its link to node %s, and no router got them that was asked: %s", f.Answer.Node.Name, plan.Enumerate(asked))
+}
+
+// unknown says why nobody knows which flows the router tracks; empty if they are known.
+func (r AskedRouter) unknown() string {
+	switch {
+	case r.Answer == nil:
+		return r.Unanswered
+	case r.Answer.Flows == nil:
+		return cmp.Or(strings.Join(r.Answer.Problems, ", "), "it says nothing of flows")
+	}
+	return ""
 }
 
 // since is how many packets came to a router from the pod, and which it dropped, of all clients, since it was asked before.

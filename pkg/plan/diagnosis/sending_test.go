@@ -22,8 +22,9 @@ func sent() *SendFacts {
 	}
 	f.After = slices.Clone(f.Routers)
 	for i := range f.After {
-		f.Routers[i].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Out: 10}}}
+		f.Routers[i].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Link: "fou4_c", Out: 10}}}
 		after := *f.Routers[i].Answer
+		after.Flows = []inspection.Flow{}
 		f.After[i].Answer = &after
 	}
 	f.After[0].Answer.Flows = flows
@@ -46,6 +47,7 @@ func (f *SendFacts) silent() {
 // direct takes the tunnel away.
 func (f *SendFacts) direct() {
 	f.silent()
+	f.Sending.Flows = []inspection.Flow{}
 	f.Answer.Hops = []inspection.Hop{{InPod: true, From: addr, To: "203.0.113.5", Links: []string{"eth0"}}, {From: addr, To: "203.0.113.5", Links: []string{"ens3"}}}
 	f.Sending.Links = f.Sending.Links[1:]
 	f.Routers, f.After = nil, nil
@@ -63,7 +65,7 @@ func TestSend(t *testing.T) {
 			for i := range f.Sending.Packets {
 				f.Sending.Packets[i].Answer = "RST"
 			}
-			f.After[0].Answer.Flows = nil // they are forgotten
+			f.After[0].Answer.Flows = []inspection.Flow{} // they are forgotten
 			f.Routers[0].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Link: "fou4_c", Out: 10, Back: 7}}}
 			f.After[0].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Link: "fou4_c", Out: 13, Back: 10}}}
 		}, "3 out on fou4_1; 5 out, 4 back on eth0; 5 out, 4 back on veth9; 3 out, 3 back on fou4_c", "3 of 3 answered (RST) in 1.5 to 3.5 ms: the port refuses them, or a firewall does in its name"},
@@ -84,18 +86,18 @@ func TestSend(t *testing.T) {
 		}, "", "0 of 3 answered; stopped between the pod and node n1: 0 of 3 packets came in by its link veth9"},
 		{"no router got them", func(f *SendFacts) {
 			f.silent()
-			f.After[0].Answer.Flows = nil
+			f.After[0].Answer.Flows = []inspection.Flow{}
 		}, "3 out on fou4_1; 5 out, 4 back on eth0; 5 out, 4 back on veth9; 0 out, 0 back", "0 of 3 answered; left the pod and its link to node n1, and no router got them that was asked: internet/nat-a, internet/nat-b"},
 		{"the router dropped them", func(f *SendFacts) {
 			f.silent()
-			f.After[0].Answer.Flows = nil
+			f.After[0].Answer.Flows = []inspection.Flow{}
 			f.After[0].Answer.Dropped = map[string]uint64{"non_destination": 4, "invalid": 1}
 			f.Routers[0].Answer.Dropped = map[string]uint64{"non_destination": 1, "invalid": 1}
 		}, "", "0 of 3 answered; stopped at router internet/nat-a, which dropped packets meanwhile: 3 as non_destination"},
 		{"they end at the router", func(f *SendFacts) {
 			f.silent()
-			f.After[0].Answer.Flows = nil
-			f.After[0].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Out: 13}}}
+			f.After[0].Answer.Flows = []inspection.Flow{}
+			f.After[0].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Link: "fou4_c", Out: 13}}}
 		}, "", "0 of 3 answered; stopped at router internet/nat-a: 3 packets of the pod came out of its tunnel, and it tracks none of them, or RST came back to it"},
 		{"no answer comes", (*SendFacts).silent, "3 out on fou4_1; 5 out, 4 back on eth0; 5 out, 4 back on veth9; 3 out, 0 back",
 			"0 of 3 answered; left the pod, 3 reached router internet/nat-a, translated to 192.0.2.7; no answer came back"},
@@ -114,6 +116,13 @@ func TestSend(t *testing.T) {
 			f.After[0].Answer, f.After[0].Unanswered = nil, "forbidden"
 			f.After = f.After[:1]
 		}, "", "0 of 3 answered; left the pod and its node; what routers got isn't known: router internet/nat-a: forbidden"},
+		{"the router couldn't read its flows", func(f *SendFacts) {
+			f.silent()
+			f.After[0].Answer.Flows, f.After[0].Answer.Problems = nil, []string{"look for flows: no memory"}
+			f.After[0].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Link: "fou4_c", Out: 13}}}
+			f.After = f.After[:1]
+		}, "3 out on fou4_1; 5 out, 4 back on eth0; 5 out, 4 back on veth9; 3 out, 0 back on fou4_c",
+			"0 of 3 answered; left the pod and its node; what routers got isn't known: router internet/nat-a: look for flows: no memory"},
 		{"unreachable", func(f *SendFacts) {
 			f.silent()
 			for i := range f.Sending.Packets {
@@ -135,7 +144,15 @@ func TestSend(t *testing.T) {
 			f.Answer.Hops[0].Links = []string{"lo"}
 		}, "", "0 of 3 answered; the pod itself has the address, and doesn't answer"},
 		{"without an Egress", (*SendFacts).direct, "5 out, 4 back on eth0; 5 out, 4 back on veth9",
-			"0 of 3 answered; they reached node n1, which tracks no flow of them: it dropped them, or tracks none; no answer came back"},
+			"0 of 3 answered; reached node n1; node n1 tracks none of their flows: it dropped the packets, or doesn't track connections"},
+		{"without an Egress, and the node couldn't read its flows", func(f *SendFacts) {
+			f.direct()
+			f.Sending.Flows = nil
+		}, "", "0 of 3 answered; reached node n1; whether node n1 tracks their flows isn't known"},
+		{"without an Egress, and the pod's link to the node isn't known", func(f *SendFacts) {
+			f.direct()
+			f.Sending.Links = f.Sending.Links[:1]
+		}, "", "0 of 3 answered; left the pod; node n1 tracks none of their flows: it dropped the packets, or doesn't track connections"},
 		{"without an Egress, tracked", func(f *SendFacts) {
 			f.direct()
 			f.Sending.Flows = []inspection.Flow{{ID: 1, Source: "192.168.0.1:9"}, {ID: 2, Source: addr + ":9"}, {ID: 3, Source: addr + ":8", Answered: true}}

@@ -32,8 +32,8 @@ type RouterAnswer struct {
 	Translated uint64            `json:"translated"`
 	// Way is by which address a client leaves to a destination, if the question is about that.
 	Way *RouterWay `json:"way,omitempty"`
-	// Flows are those that the router has of the ones that the question is about.
-	Flows []Flow `json:"flows,omitempty"`
+	// Flows are those that the router has of the ones that the question is about; nil if the question is about none, or they couldn't be read.
+	Flows []Flow `json:"flows,omitzero"`
 	// Problems say what couldn't be found out, and why.
 	Problems []string `json:"problems,omitempty"`
 	// Truncated says what was left out, and why.

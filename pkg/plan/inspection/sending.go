@@ -137,8 +137,8 @@ type Sending struct {
 	Packets []SentPacket `json:"packets"`
 	// Links are those that the packets should have taken on the way out, in this order: of the pod and, at last, the host's end of its link.
 	Links []LinkTraffic `json:"links"`
-	// Flows are those of the packets that the node itself tracks. A node without rules that need it tracks none.
-	Flows []Flow `json:"flows,omitempty"`
+	// Flows are those of the packets that the node itself tracks; nil if that isn't known. A node without rules that need it tracks none.
+	Flows []Flow `json:"flows,omitzero"`
 	// Dropped counts what Coil's table of nftables dropped meanwhile, also of others' packets, by the reason: in the pod, and on the node.
 	Dropped DroppedAt `json:"dropped"`
 	// Unknown says what couldn't be counted, and why.

@@ -84,3 +84,22 @@ func TestMore(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
+
+// That there are no flows differs from flows that aren't known.
+func TestNoFlows(t *testing.T) {
+	for _, flows := range [][]Flow{nil, {}, {{ID: 7}}} {
+		text, err := RouterAnswer{Flows: flows}.Write(Limit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, err := ParseRouter(text); err != nil || (a.Flows == nil) != (flows == nil) || len(a.Flows) != len(flows) {
+			t.Errorf("%+v of a router is read as %+v, %v", flows, a, err)
+		}
+		if text, err = (Answer{Sending: &Sending{Flows: flows}}).Write(Limit); err != nil {
+			t.Fatal(err)
+		}
+		if a, err := Parse(text); err != nil || (a.Sending.Flows == nil) != (flows == nil) || len(a.Sending.Flows) != len(flows) {
+			t.Errorf("%+v of a node is read as %+v, %v", flows, a, err)
+		}
+	}
+}
