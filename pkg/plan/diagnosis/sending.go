@@ -131,7 +131,7 @@ func (f SendFacts) count(h PathHop) *HopCount {
 	case known && !f.refused():
 		return flowCount(flows)
 	case strings.HasPrefix(h.Where, "router "):
-		return f.tunnelCount(h)
+		return f.tunnelCount(h.Where)
 	}
 	var c *HopCount
 	for _, l := range f.Sending.Links {
@@ -154,16 +154,9 @@ func (f SendFacts) refused() bool {
 }
 
 // tunnelCount is that of a router's tunnel to the pod, nil if it isn't known.
-func (f SendFacts) tunnelCount(h PathHop) *HopCount {
-	at := func(all []AskedRouter) *inspection.RouterAnswer {
-		i := slices.IndexFunc(all, func(r AskedRouter) bool { return r.where() == h.Where && r.Answer != nil })
-		if i < 0 {
-			return nil
-		}
-		return all[i].Answer
-	}
-	before, after := at(f.Routers), at(f.After)
-	if before == nil || after == nil || len(before.Clients) == 0 || len(after.Clients) == 0 {
+func (f SendFacts) tunnelCount(where string) *HopCount {
+	before, after := answerOf(f.Routers, where), answerOf(f.After, where)
+	if before == nil || after == nil {
 		return nil
 	}
 	was, is := trafficOf(before), trafficOf(after)
@@ -343,12 +336,13 @@ func (f SendFacts) stoppedByRouter(lost []inspection.SentPacket) string {
 		if r.unknown() != "" {
 			continue
 		}
-		came, dropped := f.since(r)
+		count, dropped := f.tunnelCount(r.where()), f.droppedBy(r)
 		switch {
+		case count != nil && count.Out == 0: // what it dropped are packets of others
 		case dropped != "":
 			return fmt.Sprintf("stopped at %s, which dropped packets meanwhile: %s", r.where(), dropped)
-		case came > 0:
-			text := fmt.Sprintf("stopped at %s: %s of the pod came out of its tunnel, and it tracks none of them", r.where(), plan.Count(int(came), "packet", "packets"))
+		case count != nil:
+			text := fmt.Sprintf("stopped at %s: %s of the pod came out of its tunnel, and it tracks none of them", r.where(), plan.Count(int(count.Out), "packet", "packets"))
 			if f.Sending.Protocol == inspection.TCP {
 				text += ", or RST came back to it"
 			}
@@ -365,7 +359,7 @@ func (f SendFacts) stoppedByRouter(lost []inspection.SentPacket) string {
 	if len(asked) == 0 {
 		return fmt.Sprintf("left the pod and its link to node %s; no router is known that could be asked", f.Answer.Node.Name)
 	}
-	return fmt.Sprintf("left the pod and its link to node %s, and no router got them that was asked: %s", f.Answer.Node.Name, plan.Enumerate(asked))
+	return fmt.Sprintf("left the pod and its link to node %s, and none of the routers that were asked got them: %s", f.Answer.Node.Name, plan.Enumerate(asked))
 }
 
 // unknown says why nobody knows which flows the router tracks; empty if they are known.
@@ -379,17 +373,22 @@ func (r AskedRouter) unknown() string {
 	return ""
 }
 
-// since is how many packets came to a router from the pod, and which it dropped, of all clients, since it was asked before.
-func (f SendFacts) since(after AskedRouter) (came uint64, dropped string) {
-	i := slices.IndexFunc(f.Routers, func(r AskedRouter) bool { return r.where() == after.where() && r.Answer != nil })
+// droppedBy is what a router dropped, of all clients, since it was asked before.
+func (f SendFacts) droppedBy(after AskedRouter) string {
+	before := answerOf(f.Routers, after.where())
+	if before == nil {
+		return ""
+	}
+	return reasons(inspection.More(after.Answer.Dropped, before.Dropped))
+}
+
+// answerOf is the answer of the router with that name as a hop, nil if there is none.
+func answerOf(all []AskedRouter, where string) *inspection.RouterAnswer {
+	i := slices.IndexFunc(all, func(r AskedRouter) bool { return r.where() == where && r.Answer != nil })
 	if i < 0 {
-		return 0, ""
+		return nil
 	}
-	before := f.Routers[i].Answer
-	if was, is := trafficOf(before), trafficOf(after.Answer); is.Out > was.Out {
-		came = is.Out - was.Out
-	}
-	return came, reasons(inspection.More(after.Answer.Dropped, before.Dropped))
+	return all[i].Answer
 }
 
 // trafficOf is that of the tunnel to the client that an answer is about.

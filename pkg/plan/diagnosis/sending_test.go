@@ -87,13 +87,24 @@ func TestSend(t *testing.T) {
 		{"no router got them", func(f *SendFacts) {
 			f.silent()
 			f.After[0].Answer.Flows = []inspection.Flow{}
-		}, "3 out on fou4_1; 5 out, 4 back on eth0; 5 out, 4 back on veth9; 0 out, 0 back", "0 of 3 answered; left the pod and its link to node n1, and no router got them that was asked: internet/nat-a, internet/nat-b"},
+		}, "3 out on fou4_1; 5 out, 4 back on eth0; 5 out, 4 back on veth9; 0 out, 0 back", "0 of 3 answered; left the pod and its link to node n1, and none of the routers that were asked got them: internet/nat-a, internet/nat-b"},
 		{"the router dropped them", func(f *SendFacts) {
 			f.silent()
 			f.After[0].Answer.Flows = []inspection.Flow{}
+			f.After[0].Answer.Clients = []inspection.RouterClient{{Traffic: &inspection.LinkTraffic{Link: "fou4_c", Out: 13}}}
 			f.After[0].Answer.Dropped = map[string]uint64{"non_destination": 4, "invalid": 1}
 			f.Routers[0].Answer.Dropped = map[string]uint64{"non_destination": 1, "invalid": 1}
 		}, "", "0 of 3 answered; stopped at router internet/nat-a, which dropped packets meanwhile: 3 as non_destination"},
+		{"a router dropped them, and doesn't count what comes out of its tunnel", func(f *SendFacts) {
+			f.silent()
+			f.After[0].Answer.Flows, f.After[0].Answer.Clients = []inspection.Flow{}, nil
+			f.After[0].Answer.Dropped = map[string]uint64{"non_destination": 3}
+		}, "", "0 of 3 answered; stopped at router internet/nat-a, which dropped packets meanwhile: 3 as non_destination"},
+		{"a router that didn't get them dropped others", func(f *SendFacts) {
+			f.silent()
+			f.After[0].Answer.Flows = []inspection.Flow{}
+			f.After[0].Answer.Dropped = map[string]uint64{"unsolicited": 4}
+		}, "", "0 of 3 answered; left the pod and its link to node n1, and none of the routers that were asked got them: internet/nat-a, internet/nat-b"},
 		{"they end at the router", func(f *SendFacts) {
 			f.silent()
 			f.After[0].Answer.Flows = []inspection.Flow{}
