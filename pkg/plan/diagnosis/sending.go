@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/coil-net/coil/pkg/plan"
@@ -253,11 +254,23 @@ func answers(all []inspection.SentPacket) string {
 			kinds = append(kinds, p.Answer)
 		}
 	}
-	text := fmt.Sprintf(" (%s) in %.3g to %.3g ms", plan.Enumerate(kinds), least, most)
+	text := fmt.Sprintf(" (%s) in %s", plan.Enumerate(kinds), digits(least))
+	if digits(most) != digits(least) {
+		text += " to " + digits(most)
+	}
+	text += " ms"
 	if slices.Contains(kinds, "RST") || slices.ContainsFunc(kinds, func(k string) bool { return strings.HasPrefix(k, "port unreachable") }) {
 		text += ": the port refuses them, or a firewall does in its name"
 	}
 	return text
+}
+
+// digits has three digits of a number, or more before the point, and never an exponent.
+func digits(x float64) string {
+	if x >= 100 {
+		return strconv.FormatFloat(x, 'f', 0, 64)
+	}
+	return strconv.FormatFloat(x, 'g', 3, 64)
 }
 
 // errorsOf are the errors that came back in place of answers, each once.

@@ -61,6 +61,12 @@ func TestSend(t *testing.T) {
 		verdict string
 	}{
 		{"answered", func(*SendFacts) {}, "3 out on fou4_1; 5 out, 4 back on eth0; 5 out, 4 back on veth9; 3 out, 3 back", "3 of 3 answered (SYN-ACK) in 1.5 to 3.5 ms"},
+		{"one is answered late", func(f *SendFacts) { f.Sending.Packets[2].Milliseconds = 1023.4 }, "", "3 of 3 answered (SYN-ACK) in 1.5 to 1023 ms"},
+		{"all are answered at once", func(f *SendFacts) {
+			for i := range f.Sending.Packets {
+				f.Sending.Packets[i].Milliseconds = 0.304
+			}
+		}, "", "3 of 3 answered (SYN-ACK) in 0.304 ms"},
 		{"refused", func(f *SendFacts) {
 			for i := range f.Sending.Packets {
 				f.Sending.Packets[i].Answer = "RST"
