@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -29,7 +30,7 @@ type record struct {
 	contents []inspection.DatabaseAddress
 }
 
-func (r record) List(context.Context) ([]store.Allocation, error)    { return r.all, r.err }
+func (r record) List(context.Context) ([]store.Allocation, error)    { return slices.Clone(r.all), r.err }
 func (r record) Usage(context.Context) ([]store.Usage, error)        { return r.usage, r.err }
 func (r record) ListClients(context.Context) ([]store.Client, error) { return r.clients, r.err }
 
