@@ -74,7 +74,7 @@ func (e Examiner) Send(ctx context.Context, namespace, name string, o inspection
 	if err != nil {
 		return diagnosis.Path{}, err
 	}
-	s := diagnosis.SendFacts{TraceFacts: t, NotSent: "nobody knows how packets go"}
+	s := diagnosis.SendFacts{TraceFacts: t, NotSent: "it isn't known how they would go"}
 	if t.Answer == nil || len(t.Answer.Hops) == 0 {
 		return diagnosis.Send(s), nil
 	}

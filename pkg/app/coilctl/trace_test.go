@@ -152,14 +152,14 @@ func TestTraceSendFlags(t *testing.T) {
 		"203.0.113.5 --send --protocol=icmp":       "send shop/cart-1 icmp 203.0.113.5 0 3",
 		"203.0.113.5:53 --send --protocol=udp":     "send shop/cart-1 udp 203.0.113.5 53 3",
 		"[2001:db8::5]:443 --send --count=10":      "send shop/cart-1 tcp 2001:db8::5 443 10",
-		"203.0.113.5 --send --protocol=udp":        "error: packets are sent by tcp or udp to a port, or by icmp without one; not by \"udp\" to port 0\n",
-		"203.0.113.5:443 --send --protocol=icmp":   "error: packets are sent by tcp or udp to a port, or by icmp without one; not by \"icmp\" to port 443\n",
-		"203.0.113.5:443 --send --protocol=sctp":   "error: packets are sent by tcp or udp to a port, or by icmp without one; not by \"sctp\" to port 443\n",
+		"203.0.113.5 --send --protocol=udp":        "error: packets of udp need a port: ADDRESS:PORT\n",
+		"203.0.113.5:443 --send --protocol=icmp":   "error: packets of icmp have no port: leave 443 out\n",
+		"203.0.113.5:443 --send --protocol=sctp":   "error: no packets are sent by the protocol \"sctp\", but by icmp, tcp or udp\n",
 		"203.0.113.5 --send --count=11":            "error: 1 to 10 packets can be sent, not 11\n",
 		"203.0.113.5 --send --count=0":             "error: 1 to 10 packets can be sent, not 0\n",
-		"203.0.113.5 --count=3":                    "error: --count is of packets that are sent: it needs --send\n",
-		"203.0.113.5:53 --protocol=udp":            "error: --protocol is of packets that are sent: it needs --send\n",
-		"203.0.113.5:53 --send=false --protocol=x": "error: --protocol is of packets that are sent: it needs --send\n",
+		"203.0.113.5 --count=3":                    "error: --count needs --send\n",
+		"203.0.113.5:53 --protocol=udp":            "error: --protocol needs --send\n",
+		"203.0.113.5:53 --send=false --protocol=x": "error: --protocol needs --send\n",
 	} {
 		w.asked = nil
 		code, _, errOut := w.coilctl("", append([]string{"trace", "shop/cart-1"}, strings.Fields(args)...)...)

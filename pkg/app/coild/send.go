@@ -15,7 +15,7 @@ import (
 
 // send sends packets from a pod, and counts them there and on the node.
 func (d *daemon) send(ctx context.Context, alloc store.Allocation, o inspection.Order) (inspection.Sending, error) {
-	klog.FromContext(ctx).Info("Sending packets from a pod, as somebody has asked for", "pod", klog.KRef(alloc.Namespace, alloc.Name), "protocol", o.Protocol, "to", o.To, "count", o.Count)
+	klog.FromContext(ctx).Info("Sending packets from a pod, because somebody asked for it", "pod", klog.KRef(alloc.Namespace, alloc.Name), "protocol", o.Protocol, "to", o.To, "count", o.Count)
 	var ends []string // of the pod's link; a chained plugin's isn't known
 	if alloc.HostIfIndex != 0 {
 		l, err := d.network.Handle().LinkByIndex(ctx, alloc.HostIfIndex)

@@ -41,7 +41,7 @@ func TestSend(t *testing.T) {
 		"/send/shop/gone/icmp/203.0.113.5/0/1":    {http.StatusInternalServerError, "no network of pod shop/gone"},
 		"/send/shop/nobody/icmp/203.0.113.5/0/1":  {http.StatusInternalServerError, "no network of pod shop/nobody"},
 		"/send/shop/twice/icmp/203.0.113.5/0/11":  {http.StatusBadRequest, "1 to 10"},
-		"/send/shop/twice/tcp/203.0.113.5/0/1":    {http.StatusBadRequest, "to a port"},
+		"/send/shop/twice/tcp/203.0.113.5/0/1":    {http.StatusBadRequest, "need a port"},
 		"/send/shop/twice/icmp/203.0.113.5/0":     {http.StatusNotFound, ""},
 		"/send/shop/twice/icmp/example.org/0/1":   {http.StatusBadRequest, "example.org"},
 		"/send/shop/twice/icmp/203.0.113.5/0/1/1": {http.StatusNotFound, ""},

@@ -38,13 +38,17 @@ func (o Order) Validate() error {
 }
 
 func validProtocol(protocol string, to netip.AddrPort) error {
-	switch a := to.Addr(); {
+	switch a, ported := to.Addr(), protocol == TCP || protocol == UDP; {
 	case !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast(): // a packet to a group is answered by any number of hosts
 		return fmt.Errorf("%s isn't the address of one destination", a)
-	case protocol == ICMP && to.Port() == 0, (protocol == TCP || protocol == UDP) && to.Port() != 0:
-		return nil
+	case !ported && protocol != ICMP:
+		return fmt.Errorf("no packets are sent by the protocol %q, but by %s, %s or %s", protocol, ICMP, TCP, UDP)
+	case ported && to.Port() == 0:
+		return fmt.Errorf("packets of %s need a port: ADDRESS:PORT", protocol)
+	case !ported && to.Port() != 0:
+		return fmt.Errorf("packets of %s have no port: leave %d out", protocol, to.Port())
 	}
-	return fmt.Errorf("packets are sent by %s or %s to a port, or by %s without one; not by %q to port %d", TCP, UDP, ICMP, protocol, to.Port())
+	return nil
 }
 
 // words are the protocol and the destination, as questions have them.
