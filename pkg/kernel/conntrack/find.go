@@ -48,17 +48,11 @@ func (t *Table) Find(ctx context.Context, protocol byte, src, dst netip.AddrPort
 func (f *flow) found(protocol byte) Found {
 	var as rtnl.Attributes
 	at := func(kind uint16) uint16 { return as.Find(f.reply, ctaTupleProto, kind).Port() }
-	from := f.ends[4]
 	_, _, back := f.translated()
-	if f.family == unix.AF_INET6 {
-		from = f.ends[6]
-	}
-	x := Found{Answered: f.status&statusSeenReply != 0}
+	x := Found{Source: netip.AddrPortFrom(back, at(ctaProtoDstPort)), Destination: f.forwarded().Endpoint, Answered: f.status&statusSeenReply != 0}
 	if id, is := echoID[protocol]; is {
-		x.Source, x.Destination = netip.AddrPortFrom(back, at(id)), netip.AddrPortFrom(from, at(id))
-		return x
+		x.Source, x.Destination = netip.AddrPortFrom(back, at(id)), netip.AddrPortFrom(x.Destination.Addr(), at(id))
 	}
-	x.Source, x.Destination = netip.AddrPortFrom(back, at(ctaProtoDstPort)), netip.AddrPortFrom(from, at(ctaProtoSrcPort))
 	return x
 }
 
