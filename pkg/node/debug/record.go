@@ -31,19 +31,22 @@ const (
 // handleRecord serves the questions about the whole record, one at a time: each reads all of it.
 func (s *Server) handleRecord(mux *http.ServeMux) {
 	turn := make(chan struct{}, 1)
-	alone := func(pattern string, h http.HandlerFunc) {
-		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
-			select {
-			case turn <- struct{}{}:
-				defer func() { <-turn }()
-				h(w, r)
-			default:
-				http.Error(w, "the record is read for somebody else: ask again", http.StatusServiceUnavailable)
-			}
-		})
+	for path, h := range map[string]http.HandlerFunc{PathRecord: s.writeContents, PathDB: s.writeCopy} {
+		mux.HandleFunc("GET "+path, alone(turn, "the record is read", h))
 	}
-	alone(PathRecord, s.writeContents)
-	alone(PathDB, s.writeCopy)
+}
+
+// alone serves one at a time, of all that have the turn in common. Others are told what is done for somebody else.
+func alone(turn chan struct{}, what string, h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case turn <- struct{}{}:
+			defer func() { <-turn }()
+			h(w, r)
+		default:
+			http.Error(w, what+" for somebody else: ask again", http.StatusServiceUnavailable)
+		}
+	}
 }
 
 // allow lets an answer take longer than others. A connection that has no deadline needs none.

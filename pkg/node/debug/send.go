@@ -33,18 +33,11 @@ func sendPath(words []string) (string, error) {
 
 // handleSend serves the question that sends packets, for one at a time.
 func (s *Server) handleSend(mux *http.ServeMux) {
-	turn := make(chan struct{}, 1)
-	mux.HandleFunc("GET "+pathSend+"{namespace}/{name}/{protocol}/{to}/{port}/{count}", func(w http.ResponseWriter, r *http.Request) {
+	const path = pathSend + "{namespace}/{name}/{protocol}/{to}/{port}/{count}"
+	mux.HandleFunc("GET "+path, alone(make(chan struct{}, 1), "packets are being sent", func(w http.ResponseWriter, r *http.Request) {
 		order, err := inspection.ParseOrder([]string{r.PathValue("protocol"), r.PathValue("to"), r.PathValue("port"), r.PathValue("count")})
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		select {
-		case turn <- struct{}{}:
-			defer func() { <-turn }()
-		default:
-			http.Error(w, "packets are being sent for somebody else: ask again", http.StatusServiceUnavailable)
 			return
 		}
 		allow(w, time.Now().Add(SendWithin+time.Second))
@@ -57,7 +50,7 @@ func (s *Server) handleSend(mux *http.ServeMux) {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(text) // to somebody who may have gone
-	})
+	}))
 }
 
 // send sends packets of a pod, and returns the answer.
