@@ -36,22 +36,31 @@ func (r *reading) routers(ctx context.Context, egresses []types.NamespacedName, 
 		})
 		r.wait()
 		pods = slices.DeleteFunc(pods, func(p *corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil })
-		asked := make([]diagnosis.AskedRouter, min(len(pods), mostRouters))
-		var work sync.WaitGroup
-		for i := range asked {
-			work.Go(func() {
-				ctx, cancel := context.WithTimeout(ctx, answerWithin)
-				defer cancel()
-				asked[i] = diagnosis.AskedRouter{Egress: name, Pod: pods[i]}
-				answer, err := r.AskRouter(ctx, pods[i], words...)
-				if err != nil {
-					asked[i].Unanswered = err.Error()
-					return
-				}
-				asked[i].Answer = answer
-			})
+		var found []diagnosis.AskedRouter
+		for _, p := range pods[:min(len(pods), mostRouters)] {
+			found = append(found, diagnosis.AskedRouter{Egress: name, Pod: p})
 		}
-		work.Wait()
-		f.Routers = append(f.Routers, asked...)
+		f.Routers = append(f.Routers, r.askRouters(ctx, found, words...)...)
 	}
+}
+
+// askRouters asks routers, which may have answered another question, and returns them with their answers.
+func (e Examiner) askRouters(ctx context.Context, routers []diagnosis.AskedRouter, words ...string) []diagnosis.AskedRouter {
+	asked := make([]diagnosis.AskedRouter, len(routers))
+	var work sync.WaitGroup
+	for i, r := range routers {
+		work.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, answerWithin)
+			defer cancel()
+			asked[i] = diagnosis.AskedRouter{Egress: r.Egress, Pod: r.Pod}
+			answer, err := e.AskRouter(ctx, r.Pod, words...)
+			if err != nil {
+				asked[i].Unanswered = err.Error()
+				return
+			}
+			asked[i].Answer = answer
+		})
+	}
+	work.Wait()
+	return asked
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -101,21 +100,5 @@ func (e Examiner) flowsOf(ctx context.Context, routers []diagnosis.AskedRouter, 
 		return nil // nothing has left the pod
 	}
 	words := append([]string{"flows"}, inspection.Flows{Client: from, Protocol: o.Protocol, To: o.To, IDs: ids}.Words()...)
-	after := make([]diagnosis.AskedRouter, len(routers))
-	var work sync.WaitGroup
-	for i, r := range routers {
-		work.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, answerWithin)
-			defer cancel()
-			after[i] = diagnosis.AskedRouter{Egress: r.Egress, Pod: r.Pod}
-			answer, err := e.AskRouter(ctx, r.Pod, words...)
-			if err != nil {
-				after[i].Unanswered = err.Error()
-				return
-			}
-			after[i].Answer = answer
-		})
-	}
-	work.Wait()
-	return after
+	return e.askRouters(ctx, routers, words...)
 }
