@@ -1,6 +1,7 @@
 package coilctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -135,36 +137,12 @@ func (o *traceOptions) follow(ctx context.Context, namespace, name string, order
 
 // showPath prints a path as a table of hops.
 func (o *whyOptions) showPath(p diagnosis.Path) error {
-	var rows [][]string
-	for i, h := range p.Hops {
-		rule, _, _ := strings.Cut(h.Rule, ":")
-		table := ""
-		if h.Table != 0 {
-			table = strconv.Itoa(h.Table)
-		}
-		by := strings.Join(h.Links, ",")
-		if h.Gateway != "" {
-			by += " via " + h.Gateway
-		}
-		if by == "" {
-			by = h.Route
-		}
-		note := h.Note
-		if h.Dropped != "" {
-			note = "LOST: " + h.Dropped
-		}
-		row := []string{strconv.Itoa(i + 1), h.Where, h.From, h.To, rule, table, by}
-		if p.Sending != nil {
-			count := "?"
-			if h.Count != nil {
-				count = h.Count.String()
-			}
-			row = append(row, count)
-		}
-		rows = append(rows, append(row, note))
-	}
 	if o.format != formatTable {
 		return o.print(p, nil, nil)
+	}
+	var rows [][]string
+	for i, h := range p.Hops {
+		rows = append(rows, hopRow(i, h, p.Sending != nil))
 	}
 	fmt.Fprintln(o.Out, p.Subject)
 	if len(rows) > 0 {
@@ -177,13 +155,53 @@ func (o *whyOptions) showPath(p diagnosis.Path) error {
 		}
 	}
 	for _, text := range p.Unknown {
-		fmt.Fprintln(o.Out, "?", text)
+		fmt.Fprintln(o.Out, "?", printable(text))
 	}
 	if p.Lost == "" && len(p.Sources) > 0 {
 		fmt.Fprintln(o.Out, "The destination sees", strings.Join(p.Sources, " or "))
 	}
 	if s := p.Sending; s != nil {
-		fmt.Fprintf(o.Out, "Sent %s by %s: %s\n", plan.Count(len(s.Packets), "packet", "packets"), s.Protocol, s.Verdict)
+		fmt.Fprintf(o.Out, "Sent %s by %s: %s\n", plan.Count(len(s.Packets), "packet", "packets"), s.Protocol, printable(s.Verdict))
 	}
 	return nil
+}
+
+// hopRow is a hop in a table, with its count if packets were sent.
+func hopRow(i int, h diagnosis.PathHop, sent bool) []string {
+	rule, _, _ := strings.Cut(h.Rule, ":")
+	table := ""
+	if h.Table != 0 {
+		table = strconv.Itoa(h.Table)
+	}
+	by := strings.Join(h.Links, ",")
+	if h.Gateway != "" {
+		by += " via " + h.Gateway
+	}
+	row := []string{strconv.Itoa(i + 1), h.Where, h.From, h.To, rule, table, cmp.Or(by, h.Route)}
+	if sent {
+		count := "?"
+		if h.Count != nil {
+			count = h.Count.String()
+		}
+		row = append(row, count)
+	}
+	note := h.Note
+	if h.Dropped != "" {
+		note = "LOST: " + h.Dropped
+	}
+	row = append(row, note)
+	for i := range row {
+		row[i] = printable(row[i])
+	}
+	return row
+}
+
+// printable has a question mark for each character that controls a terminal: a program in a pod gives links any name.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, text)
 }
