@@ -132,10 +132,13 @@ func (s *serving) bare(ctx context.Context, e example, service *corev1.Service, 
 		return err
 	}
 	for i, told := range e.events {
-		event := told.DeepCopy()
-		event.ObjectMeta = metav1.ObjectMeta{Namespace: shops, Name: fmt.Sprint(service.Name, ".", i)}
-		event.Regarding.Name, event.Regarding.UID = service.Name, service.UID
-		if _, err := s.rig.Core.EventsV1().Events(shops).Create(ctx, event, metav1.CreateOptions{}); err != nil {
+		regarding := told.Regarding
+		regarding.Name, regarding.UID = service.Name, service.UID
+		_, err := s.rig.Core.EventsV1().Events(shops).Create(ctx, &eventsv1.Event{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(service.Name, ".", i)}, EventTime: metav1.NowMicro(), ReportingController: "bare", ReportingInstance: "bare",
+			Action: "ServeAddress", Type: told.Type, Reason: told.Reason, Note: told.Note, Regarding: regarding,
+		}, metav1.CreateOptions{})
+		if err != nil {
 			return err
 		}
 	}
