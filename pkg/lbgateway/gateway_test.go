@@ -135,8 +135,8 @@ func TestScenario19StartsFromItsFile(t *testing.T) {
 	sc.service("b", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"} })
 	sc.block(1, "a", "b")
 	sc.settled("at first")
-	before := sc.does.ruleset()
 	sc.end()
+	before := sc.does.ruleset() // nobody writes it any more
 	testkit.Must(sc.machine.Run("nft", "flush", "ruleset"))(t)
 	sc.boot() // and nothing is delivered
 	testkit.Check(t, sc.table.Check(t.Context(), before))
