@@ -101,7 +101,7 @@ func (c *selftester) start(args ...string) (out, errOut *output, ended chan int)
 	return out, errOut, ended
 }
 
-// wants runs the command, and wants its exit code and texts in what it prints.
+// wants runs the command. Its exit code has to be code, and its output has to have some texts.
 func (c *selftester) wants(code int, texts []string, args ...string) (stdout string) {
 	c.t.Helper()
 	out, errOut, ended := c.start(args...)

@@ -20,7 +20,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// example is what a Service got from controllers and nodes.
+// example has a Service with an address, and the objects that controllers and nodes have written for it.
 type example struct {
 	pool    *v2.AddressPool
 	parsed  ipam.Pool
@@ -30,8 +30,8 @@ type example struct {
 	events  []eventsv1.Event
 }
 
-// bareRate returns how many Services per second get what the first one got from a client that only writes. No controller and no node watches then: nobody but the client
-// uses the API server.
+// bareRate returns the pace of a client that only writes, in Services per second. For each Service it makes the writes that the first one needed. All controllers and nodes
+// have ended: the client has the API server to itself.
 func (s *serving) bareRate(ctx context.Context) (float64, error) {
 	e, err := s.example(ctx)
 	if err != nil {
