@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -81,7 +82,28 @@ func (o *selftestOptions) validate() error {
 	if o.timeout < time.Second {
 		errs = append(errs, fmt.Errorf("--timeout can't be %s: it must be a second or more", o.timeout))
 	}
-	return errors.Join(errs...)
+	for _, e := range o.egresses {
+		if namespace, name, _ := strings.Cut(e, "/"); namespace == "" || name == "" {
+			errs = append(errs, fmt.Errorf("--egress can't be %q: it must be NAMESPACE/NAME", e))
+		}
+	}
+	_, err := o.outside()
+	return errors.Join(append(errs, err)...)
+}
+
+// outside parses the destinations.
+func (o *selftestOptions) outside() (all []netip.AddrPort, err error) {
+	for _, text := range o.destinations {
+		to, err := destination(text)
+		if err != nil {
+			return nil, fmt.Errorf("--destination: %w", err)
+		}
+		if to.Port() == 0 {
+			return nil, fmt.Errorf("--destination: %q has no port", text)
+		}
+		all = append(all, to)
+	}
+	return all, nil
 }
 
 // errSelftest says that a check has failed, which was printed.

@@ -96,3 +96,16 @@ ok      mtu        n2 -> n1: IPv4 packets of 1500 bytes pass whole, and longer o
 		t.Errorf("an interrupted selftest: %v, %s", err, out)
 	}
 }
+
+// Flags that can't be understood are refused before anything is read or removed.
+func TestSelftestFlags(t *testing.T) {
+	for flag, want := range map[string]string{
+		"--at-once=1": "2 or more", "--port=80": "within 1024", "--timeout=1ms": "a second or more", "--egress=nat": "NAMESPACE/NAME", "--destination=x": "--destination: ", "--destination=192.0.2.1": "has no port",
+	} {
+		var out bytes.Buffer
+		code := Main([]string{"coilctl", "--server=http://127.0.0.1:1", "selftest", flag}, strings.NewReader(""), &out, &out)
+		if code != 1 || !strings.Contains(out.String(), want) || strings.Contains(out.String(), "127.0.0.1:1") {
+			t.Errorf("%s: exit code %d, want 1 and %q: %s", flag, code, want, &out)
+		}
+	}
+}

@@ -22,17 +22,11 @@ import (
 
 // findWays finds which ways out are tried, on nodes that are tested.
 func (s *tester) findWays(ctx context.Context, nodes []*corev1.Node) error {
-	o := selftest.Outward{Names: s.egresses, Nodes: nodes, Port: uint16(s.port)}
-	for _, text := range s.destinations {
-		to, err := destination(text)
-		if err != nil {
-			return fmt.Errorf("--destination: %w", err)
-		}
-		if to.Port() == 0 {
-			return fmt.Errorf("--destination: %q has no port", text)
-		}
-		o.Destinations = append(o.Destinations, to)
+	outside, err := s.outside()
+	if err != nil {
+		return err
 	}
+	o := selftest.Outward{Names: s.egresses, Nodes: nodes, Port: uint16(s.port), Destinations: outside}
 	l, err := s.coil.CoilV2().Egresses(metav1.NamespaceAll).List(ctx, cached())
 	if err := listed(&o.Egresses, l, err); err != nil && !apierrors.IsNotFound(err) { // a variant without Egresses has none
 		if len(s.egresses) > 0 || ctx.Err() != nil {

@@ -66,7 +66,7 @@ func (o *whyOptions) whyAddress() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			a, err := netip.ParseAddr(args[0])
 			if err != nil {
-				return err
+				return fmt.Errorf("%q isn't an IP address", args[0])
 			}
 			a = a.Unmap().WithZone("")
 			return o.run(c.Context(), func(ctx context.Context, e Examiner) (diagnosis.Diagnosis, error) { return e.Address(ctx, a), nil })
