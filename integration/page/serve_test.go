@@ -93,15 +93,22 @@ func operator(t *testing.T, api *controlplane.API, c kubernetes.Interface) strin
 	return path
 }
 
+// newAPI starts an API server with the kinds of Coil.
+func newAPI(t *testing.T) *controlplane.API {
+	t.Helper()
+	api := testkit.Must(controlplane.StartAPI(t.Context(), controlplane.Options{Log: os.Stderr}))(t)
+	t.Cleanup(func() { testkit.Check(t, api.Stop()) })
+	root := testkit.Must(build.Root())(t)
+	testkit.Must(api.Kubectl(t.Context(), "apply", "-k", filepath.Join(root, "manifests/crd")))(t)
+	testkit.Must(api.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"))(t)
+	return api
+}
+
 // The page shows the objects of an API server, what changes there within a second, and since when the API server, or the program, is away.
 func TestServe(t *testing.T) {
 	testkit.Need(t, testkit.APIServer)
 	ctx := t.Context()
-	api := testkit.Must(controlplane.StartAPI(ctx, controlplane.Options{Log: os.Stderr}))(t)
-	t.Cleanup(func() { testkit.Check(t, api.Stop()) })
-	root := testkit.Must(build.Root())(t)
-	testkit.Must(api.Kubectl(ctx, "apply", "-k", filepath.Join(root, "manifests/crd")))(t)
-	testkit.Must(api.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"))(t)
+	api := newAPI(t)
 	coil := testkit.Must(versioned.NewForConfig(api.RESTConfig()))(t).CoilV2()
 	clients := testkit.Must(kubernetes.NewForConfig(api.RESTConfig()))(t)
 	core := clients.CoreV1()
