@@ -1,6 +1,7 @@
 package coilctl
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -31,12 +32,16 @@ type Examiner struct {
 	Record func(ctx context.Context, coild *corev1.Pod) (*inspection.Database, error)
 	// AskRouter asks the router that is in a pod; nil asks none.
 	AskRouter func(ctx context.Context, router *corev1.Pod, words ...string) (*inspection.RouterAnswer, error)
+	// Within is for how long each of them is waited for; 0 is 4 s. A coild answers within 2 s, unless it hangs.
+	Within time.Duration
 	// Now is the time; nil is time.Now.
 	Now func() time.Time
 }
 
-// answerWithin is for how long a coild is waited for. It answers within half of that, unless it hangs.
-const answerWithin = 4 * time.Second
+// answering bounds the wait for one program.
+func (e Examiner) answering(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, cmp.Or(e.Within, 4*time.Second))
+}
 
 // Pod walks through all that gives a pod its network.
 func (e Examiner) Pod(ctx context.Context, namespace, name string) (diagnosis.Diagnosis, error) {
@@ -153,7 +158,7 @@ func (r *reading) node(ctx context.Context, name string, words ...string) {
 		if coild == nil {
 			return nil
 		}
-		ctx, cancel := context.WithTimeout(ctx, answerWithin)
+		ctx, cancel := r.answering(ctx)
 		defer cancel()
 		if f.Answer, err = r.Ask(ctx, coild, words...); err != nil {
 			f.Answer, f.Unanswered = nil, err.Error()

@@ -50,7 +50,7 @@ func (e Examiner) askRouters(ctx context.Context, routers []diagnosis.AskedRoute
 	var work sync.WaitGroup
 	for i, r := range routers {
 		work.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, answerWithin)
+			ctx, cancel := e.answering(ctx)
 			defer cancel()
 			asked[i] = diagnosis.AskedRouter{Egress: r.Egress, Pod: r.Pod}
 			answer, err := e.AskRouter(ctx, r.Pod, words...)

@@ -129,7 +129,8 @@ func (o *whyOptions) examiner() (Examiner, error) {
 		return Examiner{}, err
 	}
 	client, err := o.coil()
-	return Examiner{Core: core, Coil: client, Ask: o.ask, AskRouter: o.askRouter}, err
+	// The programs of nodes are asked first, then those of routers.
+	return Examiner{Core: core, Coil: client, Ask: o.ask, AskRouter: o.askRouter, Within: o.timeout * 2 / 5}, err
 }
 
 // run walks, and prints what was found.
