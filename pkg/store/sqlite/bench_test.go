@@ -1,9 +1,12 @@
 package sqlite_test
 
 import (
+	"context"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -69,6 +72,54 @@ func BenchmarkSteps(b *testing.B) {
 			})
 		}
 		mustClose(b, s)
+	}
+}
+
+// BenchmarkBesideCopies measures the whole life of an address while copies of the record are made one after the other, and without them.
+func BenchmarkBesideCopies(b *testing.B) {
+	for _, size := range []int{10, 16} {
+		for _, copies := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%d/copies=%t", 1<<size, copies), func(b *testing.B) {
+				s, block := churned(b, size)
+				defer mustClose(b, s)
+				ctx, stop := context.WithCancel(b.Context())
+				var copier sync.WaitGroup
+				made := 0
+				if copies {
+					copier.Go(func() {
+						for ctx.Err() == nil {
+							c, err := s.Copy(ctx, math.MaxInt64)
+							if ctx.Err() != nil {
+								return
+							}
+							if err == nil {
+								made++
+								err = c.Close()
+							}
+							if err != nil {
+								b.Error(err)
+								return
+							}
+						}
+					})
+				}
+				var took []time.Duration
+				for i := 0; b.Loop(); i++ {
+					began := time.Now()
+					for _, st := range steps {
+						st.do(b, s, block, i)
+					}
+					took = append(took, time.Since(began))
+				}
+				stop()
+				copier.Wait()
+				slices.Sort(took)
+				b.ReportMetric(float64(took[len(took)/2].Microseconds()), "median-us")
+				b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-us")
+				b.ReportMetric(float64(took[len(took)-1].Microseconds()), "most-us")
+				b.ReportMetric(float64(made)/b.Elapsed().Seconds(), "copies/s")
+			})
+		}
 	}
 }
 
