@@ -55,9 +55,12 @@ func (a Address) Addrs() []netip.Addr {
 	return present(a.IPv4, a.IPv6)
 }
 
+// Has says whether a is, or contains, an address.
+func (a Address) Has(x netip.Addr) bool { return x.IsValid() && (x == a.IPv4 || x == a.IPv6) }
+
 // present returns the valid ones of two addresses or prefixes.
 func present[T interface{ IsValid() bool }](ipv4, ipv6 T) []T {
-	var there []T
+	there := make([]T, 0, 2)
 	for _, x := range []T{ipv4, ipv6} {
 		if x.IsValid() {
 			there = append(there, x)

@@ -46,7 +46,7 @@ import (
 const (
 	// settle is for how long changes are collected before a plan is made. It is longer where that takes long: spare times as long.
 	settle  = 50 * time.Millisecond
-	spare   = 2
+	spare   = 5
 	workers = 8
 	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late.
 	mostWaiting = 128
@@ -120,6 +120,8 @@ type Controller struct {
 	// made is when claims were made that no event has shown yet, by name.
 	made  map[string]time.Time
 	heard heard
+	// asks are what Services ask for.
+	asks findings[corev1.Service, loadbalancer.Service]
 
 	// planning is how long the last plan took.
 	planning atomic.Int64

@@ -31,7 +31,7 @@ func (c *Controller) plan(ctx context.Context) error {
 	facts, services := c.facts()
 	p := loadbalancer.Assign(facts)
 	c.planning.Store(int64(time.Since(began)))
-	given, users := map[types.UID]loadbalancer.Given{}, map[string][]types.NamespacedName{}
+	given, users := make(map[types.UID]loadbalancer.Given, len(services)), make(map[string][]types.NamespacedName, len(services))
 	var look []types.NamespacedName
 	c.mu.Lock()
 	c.without = 0
@@ -106,22 +106,27 @@ func (c *Controller) facts() (loadbalancer.Facts, []*corev1.Service) {
 			f.Pools[p.Name] = parsed
 		}
 	}
-	for _, a := range c.ourClaims() {
-		f.Addresses = append(f.Addresses, loadbalancer.Address{
+	ours := c.ourClaims()
+	f.Addresses = make([]loadbalancer.Address, len(ours))
+	for i, a := range ours {
+		f.Addresses[i] = loadbalancer.Address{
 			Claim: a.Name, Pool: a.Spec.Pool, Address: asked(f.Pools[a.Spec.Pool], a), Asked: len(a.Spec.Addresses) > 0 && len(a.Status.Addresses) == 0,
-		})
+		}
 	}
-	var services []*corev1.Service
+	all := c.services.All()
+	f.Services = make([]loadbalancer.Service, 0, len(all))
+	services := make([]*corev1.Service, 0, len(all))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, s := range c.services.All() {
+	for _, s := range all {
 		managed := loadbalancer.Managed(s, c.cfg.WithoutClass)
 		if managed || loadbalancer.Taken(s) {
-			asks := loadbalancer.Of(s)
+			asks := c.asks.of(s.UID, s, loadbalancer.Of)
 			asks.Claim, asks.Leaving = c.given[s.UID].Claim, !managed
 			f.Services, services = append(f.Services, asks), append(services, s)
 		}
 	}
+	c.asks.keep(len(services))
 	return f, services
 }
 
@@ -163,6 +168,9 @@ func (c *Controller) makeClaim(ctx context.Context, a loadbalancer.Address) erro
 		claim.Spec.Addresses = []string{addrs[0].String()}
 	} else {
 		claim.Spec.Count = new(int32(1))
+	}
+	if have := c.claims.Find(claim.Namespace + "/" + claim.Name); have != nil && isOurs(c.cfg.Namespace, have) {
+		return nil // its event came while the plan was made, and leads to the next one
 	}
 	c.mu.Lock()
 	c.made[claim.Name] = time.Now() // before its event can come

@@ -15,7 +15,8 @@ import (
 // use is an address with the Services that get it.
 type use struct {
 	Address
-	made     bool // by this plan
+	addrs    []netip.Addr // of the Address
+	made     bool         // by this plan
 	services []*Service
 }
 
@@ -27,15 +28,23 @@ type assigner struct {
 	byAddr  map[netip.Addr][]*use
 	byPool  map[string][]*use
 	// full is how many addresses of a pool, from the first one, have no room for Services of some kind. An address only gets fuller.
-	full map[string]int
+	full map[kindIn]int
+}
+
+// kindIn is a kind of Services that look for an address in a pool, only among those that are known if that is asked.
+type kindIn struct {
+	pool  string
+	known bool
+	kind  string
 }
 
 // add adds an address.
 func (a *assigner) add(u *use) {
+	u.addrs = u.Addrs()
 	a.uses = append(a.uses, u)
 	a.byClaim[u.Claim] = u
 	a.byPool[u.Pool] = append(a.byPool[u.Pool], u)
-	for _, addr := range u.Addrs() {
+	for _, addr := range u.addrs {
 		a.byAddr[addr] = append(a.byAddr[addr], u)
 	}
 }
@@ -43,7 +52,7 @@ func (a *assigner) add(u *use) {
 // having are the uses of an address that has all of some addresses.
 func (a *assigner) having(addrs []netip.Addr) (all []*use) {
 	for _, u := range a.byAddr[addrs[0]] {
-		if !slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !slices.Contains(u.Addrs(), addr) }) {
+		if !slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !slices.Contains(u.addrs, addr) }) {
 			all = append(all, u)
 		}
 	}
@@ -57,7 +66,8 @@ func (a *assigner) having(addrs []netip.Addr) (all []*use) {
 //	asks for one by name      gets that one, or none
 //	takes any                 gets the first address with room for it, or a new one
 func Assign(f Facts) Plan {
-	a := assigner{Facts: f, byClaim: map[string]*use{}, byAddr: map[netip.Addr][]*use{}, byPool: map[string][]*use{}, full: map[string]int{}}
+	n := len(f.Addresses)
+	a := assigner{Facts: f, uses: make([]*use, 0, n), byClaim: make(map[string]*use, n), byAddr: make(map[netip.Addr][]*use, n), byPool: map[string][]*use{}, full: map[kindIn]int{}}
 	var idle []string
 	for _, addr := range f.Addresses {
 		if !addr.Asked {
@@ -77,7 +87,7 @@ func Assign(f Facts) Plan {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortFunc(order, func(i, j int) int { return age(f.Services[i], f.Services[j]) })
+	slices.SortFunc(order, func(i, j int) int { return age(&f.Services[i], &f.Services[j]) })
 	plan := Plan{Given: make([]Given, len(f.Services)), Idle: idle}
 	group := func(has func(*Service) bool, give func(*Service) Given) {
 		for _, i := range order {
@@ -121,13 +131,13 @@ func refused(r Reason, format string, args ...any) Given {
 // keep gives a Service the address that it has, also if the claim of that was lost.
 func (a *assigner) keep(s *Service) Given {
 	u, why := a.had(s)
-	known := u != nil && len(u.Addrs()) > 0
+	known := u != nil && len(u.addrs) > 0
 	switch {
 	case u == nil:
 		return why
 	case s.Pool != "" && s.Pool != u.Pool && known:
 		return refused(AddressChanged, "It has %s of AddressPool %s, and asks for one of %s", u.Address.Address, u.Pool, s.Pool)
-	case slices.ContainsFunc(s.Wants, func(w netip.Addr) bool { return !slices.Contains(u.Addrs(), w) }) && known:
+	case slices.ContainsFunc(s.Wants, func(w netip.Addr) bool { return !slices.Contains(u.addrs, w) }) && known:
 		return refused(AddressChanged, "It has %s, and asks for %s", u.Address.Address, joined(s.Wants))
 	case u.Asked && len(s.Wants) == 0 && len(s.Has) == 0:
 		return Given{} // it asked for it before
@@ -150,7 +160,7 @@ func (a *assigner) had(s *Service) (*use, Given) {
 
 // stays keeps an address for a Service that says that it has it, and doesn't get it any more.
 func (a *assigner) stays(s *Service, given Given) {
-	if !slices.ContainsFunc(s.Has, func(addr netip.Addr) bool { return !slices.Contains(given.Address.Addrs(), addr) }) {
+	if !slices.ContainsFunc(s.Has, func(addr netip.Addr) bool { return !given.Address.Has(addr) }) {
 		return
 	}
 	for _, addr := range s.Has {
@@ -189,9 +199,9 @@ func (a *assigner) any(s *Service) Given {
 
 // room returns the first address of a pool with room for a Service, only of addresses that are known if that is asked; nil if there is none.
 func (a *assigner) room(pool string, s *Service, known bool) *use {
-	kind := fmt.Sprintf("%q %v %v %t %t %q %q %t", pool, s.Ports, s.Families, s.Both, s.Alone, s.Group, s.Endpoints, known)
+	kind := kindIn{pool, known, s.Kind()}
 	for _, u := range a.byPool[pool][a.full[kind]:] {
-		if !u.Asked && (!known || len(u.Addrs()) > 0) && u.inTheWay(s) == nil && a.lacks(u, s).Reason == "" {
+		if !u.Asked && (!known || len(u.addrs) > 0) && u.inTheWay(s) == nil && a.lacks(u, s).Reason == "" {
 			return u
 		}
 		a.full[kind]++
@@ -202,7 +212,7 @@ func (a *assigner) room(pool string, s *Service, known bool) *use {
 // sooner gives a Service that waits for an address one that is known, if that has room for it by now.
 func (a *assigner) sooner(s *Service, given Given) Given {
 	waits := a.byClaim[given.Claim]
-	if waits == nil || waits.Asked || len(waits.Addrs()) > 0 || len(s.Has) > 0 || len(s.Wants) > 0 {
+	if waits == nil || waits.Asked || len(waits.addrs) > 0 || len(s.Has) > 0 || len(s.Wants) > 0 {
 		return given
 	}
 	u := a.room(waits.Pool, s, true)
@@ -242,7 +252,7 @@ func (a *assigner) of(addrs []netip.Addr, pool string) (*use, Given) {
 			return nil, refused(AddressOutsidePool, "AddressPool %s: %v", name, err)
 		}
 		whole := b.At(0)
-		if slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !slices.Contains(whole.Addrs(), addr) }) {
+		if slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !whole.Has(addr) }) {
 			return nil, refused(AddressPair, "In AddressPool %s the pair is %s: ask for one of the two", name, whole)
 		}
 		return a.make(Address{Asked: true, Claim: a.unused(claimOfAddress(addrs[0])), Pool: name, Address: whole}), Given{}
@@ -272,14 +282,14 @@ func (a *assigner) unused(name string) string {
 
 // lacks says which family of a Service an address hasn't.
 func (a *assigner) lacks(u *use, s *Service) Given {
-	addr := u.Address.Address
-	if len(addr.Addrs()) == 0 {
+	addrs := u.addrs
+	if len(addrs) == 0 {
 		if b, err := a.Pools[u.Pool].Block(0); err == nil {
-			addr = b.At(0) // one like any other
+			addrs = b.At(0).Addrs() // one like any other
 		}
 	}
 	for i, f := range s.Families {
-		if (i == 0 || s.Both) && !slices.ContainsFunc(addr.Addrs(), func(a netip.Addr) bool { return dataplane.FamilyOf(a) == f }) {
+		if (i == 0 || s.Both) && !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return dataplane.FamilyOf(a) == f }) {
 			return refused(FamilyMissing, "It needs an address of %s, and AddressPool %s has none: ask for another pool, or for other families (spec.ipFamilies, spec.ipFamilyPolicy)", f, u.Pool)
 		}
 	}

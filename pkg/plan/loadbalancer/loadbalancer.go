@@ -56,10 +56,21 @@ type Service struct {
 	// Endpoints tells the endpoints of the Service from those of others, if the place that has the address must have some of them
 	// (externalTrafficPolicy: Local). Two Services whose endpoints differ may have no such place in common, and don't share an address.
 	Endpoints string
+
+	// kind is that of Kind, once it is known.
+	kind string
+}
+
+// Kind tells Services that an address has room for from those that it has none for: it has for all of a kind, or for none. It is found out once.
+func (s *Service) Kind() string {
+	if s.kind == "" {
+		s.kind = fmt.Sprintf("%v %v %t %t %q %q", s.Ports, s.Families, s.Both, s.Alone, s.Group, s.Endpoints)
+	}
+	return s.kind
 }
 
 // age orders Services: the oldest first.
-func age(a, b Service) int {
+func age(a, b *Service) int {
 	return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name.Namespace, b.Name.Namespace), strings.Compare(a.Name.Name, b.Name.Name))
 }
 

@@ -45,6 +45,7 @@ func Of(s *corev1.Service) Service {
 	if made.Wants, err = addresses(text); err != nil {
 		made.Invalid = fmt.Sprintf("In %s, %v: write an address, or one of each family separated by a comma", where, err)
 	}
+	made.Kind()
 	return made
 }
 

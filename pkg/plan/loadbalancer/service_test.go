@@ -75,6 +75,7 @@ func TestOf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			want := plain
 			c.want(&want)
+			want.Kind()
 			if got := loadbalancer.Of(kubernetes(c.service)); !reflect.DeepEqual(got, want) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
