@@ -30,9 +30,9 @@ type example struct {
 	events  []eventsv1.Event
 }
 
-// bareRate returns the pace of a client that only writes, in Services per second. For each Service it makes the writes that the first one needed. All controllers and nodes
-// have ended: the client has the API server to itself.
-func (s *serving) bareRate(ctx context.Context) (float64, error) {
+// bareRate returns the pace of a client that only writes, in Services per second. For each Service it makes the writes that the first one needed, and as many Events for all of
+// them as the controllers have written. All controllers and nodes have ended: the client has the API server to itself.
+func (s *serving) bareRate(ctx context.Context, events int) (float64, error) {
 	e, err := s.example(ctx)
 	if err != nil {
 		return 0, err
@@ -48,9 +48,18 @@ func (s *serving) bareRate(ctx context.Context) (float64, error) {
 	}
 	began := time.Now()
 	err = each(ctx, n, func(ctx context.Context, i int) error {
-		return s.bare(ctx, e, services[i], int32(s.services+s.changes+i))
+		return s.bare(ctx, e, services[i], int32(s.services+s.changes+i), events*(i+1)/n-events*i/n)
 	})
 	return float64(n) / time.Since(began).Seconds(), err
+}
+
+// countEvents returns how many Events Services have.
+func (s *serving) countEvents(ctx context.Context) (int, error) {
+	l, err := s.rig.Core.EventsV1().Events(shops).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	return len(l.Items), nil
 }
 
 // example reads what the first Service got.
@@ -89,8 +98,8 @@ func (s *serving) example(ctx context.Context) (e example, err error) {
 	return e, err
 }
 
-// bare makes the writes for a Service, as coil-lb-controller, coil-ipam-controller and a node make them.
-func (s *serving) bare(ctx context.Context, e example, service *corev1.Service, index int32) error {
+// bare makes the writes for a Service, as coil-lb-controller, coil-ipam-controller and a node make them, and so many Events.
+func (s *serving) bare(ctx context.Context, e example, service *corev1.Service, index int32, events int) error {
 	ofClaims, ofBlocks, services := s.rig.Coil.CoilV2().AddressClaims(e.claim.Namespace), s.rig.Coil.CoilV2().AddressBlocks(), s.rig.Core.CoreV1().Services(shops)
 	claim, err := ofClaims.Create(ctx, &v2.AddressClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: e.claim.Namespace, Name: service.Name, Labels: e.claim.Labels}, Spec: e.claim.Spec,
@@ -131,7 +140,8 @@ func (s *serving) bare(ctx context.Context, e example, service *corev1.Service, 
 	if service, err = services.UpdateStatus(ctx, service, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
-	for i, told := range e.events {
+	for i := range events {
+		told := e.events[i%len(e.events)]
 		regarding := told.Regarding
 		regarding.Name, regarding.UID = service.Name, service.UID
 		_, err := s.rig.Core.EventsV1().Events(shops).Create(ctx, &eventsv1.Event{

@@ -76,6 +76,11 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	took := time.Since(began)
 	what := fmt.Sprintf("services: %d get addresses", s.services)
 	rep.Figures.Note(what+", from the start of the controller", "s", took.Seconds())
+	events, err := s.countEvents(ctx)
+	if err != nil {
+		return err
+	}
+	rep.Figures.Note(what+", Events for each until then", "", float64(events)/float64(s.services))
 	if err := s.more(ctx, rep); err != nil {
 		return err
 	}
@@ -89,7 +94,7 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	s.rig.Controller.Kill()
 	stopWatching()
 	stop()
-	bare, err := s.bareRate(ctx)
+	bare, err := s.bareRate(ctx, events)
 	if err != nil {
 		return fmt.Errorf("bare client: %w", err)
 	}
