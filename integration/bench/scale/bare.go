@@ -30,17 +30,19 @@ type example struct {
 	events  []eventsv1.Event
 }
 
-// bareRate returns the pace of a client that only writes, in Services per second. For each Service it makes the writes that the first one needed, and as many Events for all of
-// them as the controllers have written. All controllers and nodes have ended: the client has the API server to itself.
-func (s *serving) bareRate(ctx context.Context, events int) (float64, error) {
+// bareRate returns the pace of a client that only writes n Services, from the index first on, in Services per second. For each Service it makes the writes that the first one
+// needed; of Events so many for each, all of the first one's if that is negative. All controllers and nodes have ended: the client has the API server to itself.
+func (s *serving) bareRate(ctx context.Context, first, n int, events float64) (float64, error) {
 	e, err := s.example(ctx)
 	if err != nil {
 		return 0, err
 	}
-	n := s.services
+	if events < 0 {
+		events = float64(len(e.events))
+	}
 	services := make([]*corev1.Service, n)
 	err = each(ctx, n, func(ctx context.Context, i int) (err error) {
-		services[i], err = s.rig.Core.CoreV1().Services(shops).Create(ctx, balanced(fmt.Sprint("bare-", i)), metav1.CreateOptions{})
+		services[i], err = s.rig.Core.CoreV1().Services(shops).Create(ctx, balanced(fmt.Sprint("bare-", first+i)), metav1.CreateOptions{})
 		return err
 	})
 	if err != nil {
@@ -48,7 +50,7 @@ func (s *serving) bareRate(ctx context.Context, events int) (float64, error) {
 	}
 	began := time.Now()
 	err = each(ctx, n, func(ctx context.Context, i int) error {
-		return s.bare(ctx, e, services[i], int32(s.services+s.changes+i), events*(i+1)/n-events*i/n)
+		return s.bare(ctx, e, services[i], int32(s.services+s.changes+first+i), int(events*float64(i+1))-int(events*float64(i)))
 	})
 	return float64(n) / time.Since(began).Seconds(), err
 }

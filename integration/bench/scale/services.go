@@ -94,12 +94,20 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	s.rig.Controller.Kill()
 	stopWatching()
 	stop()
-	bare, err := s.bareRate(ctx, events)
+	half, rate := s.services/2, float64(s.services)/took.Seconds()
+	// client-go's recorder drops Events of a burst: the controllers have written fewer than a Service needs.
+	few, err := s.bareRate(ctx, 0, half, float64(events)/float64(s.services))
 	if err != nil {
 		return fmt.Errorf("bare client: %w", err)
 	}
-	rep.Figures.Note(what+", bare client", "/s", bare)
-	rep.Figures.AtLeast(what+", controller by bare client", "", float64(s.services)/took.Seconds()/bare, 0.8)
+	all, err := s.bareRate(ctx, half, half, -1)
+	if err != nil {
+		return fmt.Errorf("bare client: %w", err)
+	}
+	rep.Figures.Note(what+", bare client that writes as few Events as they have written", "/s", few)
+	rep.Figures.Note(what+", controller by one that writes as few Events", "", rate/few)
+	rep.Figures.Note(what+", bare client", "/s", all)
+	rep.Figures.AtLeast(what+", controller by bare client", "", rate/all, 0.8)
 	return nil
 }
 
