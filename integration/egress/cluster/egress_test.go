@@ -58,6 +58,7 @@ func testEgress(t *testing.T) {
 	testkit.Check(t, err)
 	s.coil, err = versioned.NewForConfig(c.RESTConfig())
 	testkit.Check(t, err)
+	proxyKubelets(t, s)
 	out := newOutside(t, s)
 	testkit.Check(t, s.WaitReady(t.Context()))
 	since(start, "nodes are ready")
@@ -72,9 +73,15 @@ func testEgress(t *testing.T) {
 		out.await(t, "other", ips(*other))
 	})
 	since(start, "clients were seen")
+	t.Run("looks", func(t *testing.T) { testLooks(t, s) })
+	since(start, "an operator looked at them")
 	if testkit.EgressForm.Long() {
 		t.Run("autoscaler", func(t *testing.T) { testScaled(t, s, out) })
 		since(start, "it was scaled")
+	}
+	if testkit.EgressForm.Long() {
+		t.Run("first hour", func(t *testing.T) { testFirstHour(t, s) })
+		since(start, "the way out of the first hour was gone")
 	}
 	t.Run("addresses", func(t *testing.T) { testAddresses(t, s, out) })
 	since(start, "clients leave by floating addresses")

@@ -2,8 +2,8 @@
 // kube-proxy between clients and routers.
 //
 // The nodes are in a virtual machine whose kernel has FoU. The control plane is outside, because
-// kube-apiserver takes minutes to start where processors are emulated: nobody reaches kubelets from
-// there, so that pods tell by what they do how they are.
+// kube-apiserver takes minutes to start where processors are emulated: it reaches kubelets by a proxy
+// in the machine.
 package cluster
 
 import (
@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,12 +25,13 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// Environment of the tests in the machine: where the control plane's files are, its address, and
-// the images.
+// Environment of the tests in the machine: where the control plane's files are, its address, the
+// images, and the port of the proxy to kubelets.
 const (
 	apiDirEnv  = "COIL_TEST_API_DIR"
 	apiAddrEnv = "COIL_TEST_API_ADDR"
 	storeEnv   = "COIL_TEST_STORE"
+	proxyEnv   = "COIL_TEST_KUBELETS_PORT"
 )
 
 // name is that of the cluster.
@@ -47,25 +49,27 @@ func TestEgress(t *testing.T) {
 	testkit.Need(t, testkit.VM)
 	options := vm.Options{Kernel: "6.12", Memory: 3072 + 1024*nodes(), Network: true}
 	if os.Getenv(apiDirEnv) == "" {
-		options.Env = controlPlane(t)
+		proxy := testkit.Must(controlplane.FreePort())(t)
+		options.Env, options.Forward = controlPlane(t, proxy), proxy.Port()
 	}
 	if vmtest.Reexec(t, options, modules...) {
 		testEgress(t)
 	}
 }
 
-// controlPlane starts one to which Coil and the test's objects are applied, and returns the
+// controlPlane starts one to which Coil and the test's objects are applied, and which reaches kubelets by a proxy. It returns the
 // environment by which the nodes find it.
-func controlPlane(t *testing.T) []string {
+func controlPlane(t *testing.T, proxy netip.AddrPort) []string {
 	t.Helper()
 	testkit.Need(t, testkit.APIServer)
 	ctx := t.Context()
 	install := lab.Options{Nodes: nodes(), Log: os.Stderr, Kustomize: []string{"testdata/emulated"}}
 	testkit.Check(t, lab.Build(ctx, "", os.Stderr), install.AddCoil(ctx))
+	testkit.Must((&build.Builder{Log: os.Stderr}).Own(ctx, "cmd/coilctl"))(t)
 	store := t.TempDir()
 	testkit.Check(t, lab.MakeStore(ctx, store, os.Stderr, install.Images...))
 	// An emulated node may be late; of one that is thought dead the pods are deleted.
-	api := testkit.Must(controlplane.StartAPI(ctx, controlplane.Options{Advertise: vm.HostAddr, Log: os.Stderr,
+	api := testkit.Must(controlplane.StartAPI(ctx, controlplane.Options{Advertise: vm.HostAddr, Nodes: proxySocket(t, proxy), Log: os.Stderr,
 		APIServerArgs: []string{"--default-not-ready-toleration-seconds=3600", "--default-unreachable-toleration-seconds=3600"}}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -84,7 +88,7 @@ func controlPlane(t *testing.T) []string {
 		_, err := api.Kubectl(ctx, "apply", "-f", "testdata/egress.yaml")
 		return err
 	})
-	return []string{build.Built + "=1", apiDirEnv + "=" + api.Dir(), apiAddrEnv + "=" + api.Addr().String(), storeEnv + "=" + store}
+	return []string{build.Built + "=1", apiDirEnv + "=" + api.Dir(), apiAddrEnv + "=" + api.Addr().String(), storeEnv + "=" + store, proxyEnv + "=" + strconv.Itoa(int(proxy.Port()))}
 }
 
 // show tells what the control plane knows.

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/coil-net/coil/integration/guide"
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/vm"
 	"github.com/coil-net/coil/integration/lab/vm/vmtest"
@@ -64,19 +65,14 @@ func TestServiceByMachine(t *testing.T) {
 // page is what the page has an admin do.
 type page struct{ install, keepalived string }
 
-var consoleBlock = regexp.MustCompile("(?s)```console\n(.*?)```")
-
 // readPage takes the commands from the page.
 func readPage(t *testing.T) page {
 	t.Helper()
-	root := testkit.Must(build.Root())(t)
-	text := string(testkit.Must(os.ReadFile(filepath.Join(root, "cmd/coil-lb-agent/README.md")))(t))
-	_, section, _ := strings.Cut(text, "\n## Installing it\n")
-	section, _, _ = strings.Cut(section, "\n### ")
+	_, steps := guide.Read(t, "cmd/coil-lb-agent/README.md", "\n## Installing it\n", "\n### ")
 	var scripts []string
-	for _, block := range consoleBlock.FindAllStringSubmatch(section, -1) {
+	for _, s := range steps {
 		var script strings.Builder
-		for line := range strings.Lines(block[1]) {
+		for line := range strings.Lines(s.Commands) {
 			command, ok := strings.CutPrefix(line, "# ")
 			if !ok {
 				t.Fatalf("a line of the page isn't a command of root: %q", line)

@@ -45,6 +45,8 @@ type Options struct {
 	BindAddress netip.Addr
 	// Advertise is where nodes reach the API server, at its port. With it, pods need ServiceAccounts.
 	Advertise netip.Addr
+	// Nodes is the unix socket of an HTTP proxy by which kube-apiserver reaches kubelets, with the method CONNECT. The default is none: it reaches them itself.
+	Nodes string
 	// ServiceCIDRs default to one IPv4 and one IPv6 range.
 	ServiceCIDRs []netip.Prefix
 	// APIServerArgs are further flags of kube-apiserver, such as --audit-policy-file.
@@ -171,11 +173,19 @@ func (a *API) StartServer(ctx context.Context) error {
 		// Pods that are made by hand have no ServiceAccounts.
 		extra = append(extra, "--disable-admission-plugins=ServiceAccount")
 	}
+	if a.opts.Nodes != "" {
+		file, err := a.config.selectEgress(a.opts.Nodes)
+		if err != nil {
+			return err
+		}
+		extra = append(extra, "--egress-selector-config-file="+file)
+	}
 	extra = append(extra, a.opts.APIServerArgs...)
 	var err error
 	a.server, err = proc.Start(proc.Command{
 		Path: a.bin[APIServer],
 		Args: a.config.APIServerArgs(extra...),
+		Env:  append(os.Environ(), proc.Thrifty()...),
 		Log:  a.config.path(APIServer + ".log"),
 	})
 	if err != nil {
@@ -200,7 +210,7 @@ func (a *API) startController(ctx context.Context, name string, args []string) e
 	if err != nil {
 		return err
 	}
-	p, err := proc.Start(proc.Command{Path: bin[name], Args: args, Log: a.config.path(name + ".log")})
+	p, err := proc.Start(proc.Command{Path: bin[name], Args: args, Env: append(os.Environ(), proc.Thrifty()...), Log: a.config.path(name + ".log")})
 	if err == nil {
 		a.controllers = append(a.controllers, p)
 	}
@@ -240,6 +250,7 @@ func (a *API) start(ctx context.Context) error {
 	a.etcd, err = proc.Start(proc.Command{
 		Path: a.bin[Etcd],
 		Args: a.config.EtcdArgs(),
+		Env:  append(os.Environ(), proc.Thrifty()...),
 		Log:  a.config.path(Etcd + ".log"),
 	})
 	if err != nil {
@@ -294,6 +305,15 @@ func (a *API) removeDir() error {
 		return nil
 	}
 	return a.scratch.Remove()
+}
+
+// FreePort returns a TCP port of 127.0.0.1 that nobody listens at now.
+func FreePort() (netip.AddrPort, error) {
+	ports, err := freePorts(netip.MustParseAddr("127.0.0.1"))
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	return ports[0], nil
 }
 
 // freePorts returns one TCP port for each address, none of them twice.

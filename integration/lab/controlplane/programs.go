@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -128,6 +129,18 @@ func (c Config) APIServerArgs(extra ...string) []string {
 		args = append(args, "--endpoint-reconciler-type=none")
 	}
 	return append(args, extra...)
+}
+
+// selectEgress writes the file that has kube-apiserver reach the cluster by a proxy, and returns its path
+// (https://kubernetes.io/docs/reference/config-api/apiserver-config.v1beta1/, EgressSelectorConfiguration).
+func (c Config) selectEgress(proxy string) (file string, err error) {
+	file = c.path("egress-selector.yaml")
+	return file, os.WriteFile(file, fmt.Appendf(nil, `apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: cluster
+  connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: %q}}}
+`, proxy), 0o600)
 }
 
 // ControllerManagerArgs are the flags of kube-controller-manager. Pod addresses are the CNI

@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/coil-net/coil/integration/lab/proc"
 )
 
 // Marker is the environment variable of every labinit: its machine's directory. It finds
@@ -140,7 +142,7 @@ func (o Options) fork(goRead *os.File) (*process, error) {
 	}
 	defer log.Close()
 	p := &process{cmd: exec.Command(o.Program, string(o.Dir)), done: make(chan struct{})}
-	p.cmd.Env = []string{Marker + "=" + string(o.Dir), "PATH=" + os.Getenv("PATH")}
+	p.cmd.Env = []string{Marker + "=" + string(o.Dir), "PATH=" + os.Getenv("PATH"), proc.GarbageEnv + "=" + os.Getenv(proc.GarbageEnv)}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.ExtraFiles = append([]*os.File{goRead}, o.Listeners...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{

@@ -89,6 +89,8 @@ type Options struct {
 	// Network gives the machine Link, by which the host's loopback is HostAddr for the address
 	// LinkAddr; the command configures it, with the module virtio_net.
 	Network bool
+	// Forward is a TCP port of the host's 127.0.0.1 that leads to the same one of LinkAddr, if there is a Network. 0 is none.
+	Forward uint16
 	// Counted has an emulated machine's clock count the instructions of its processors: nothing
 	// else on the host changes what it measures. It is slower then, and a kernel 6.1 doesn't
 	// boot.
@@ -137,6 +139,9 @@ func (o *Options) defaults() error {
 	}
 	if len(o.Args) == 0 {
 		return errors.New("no command")
+	}
+	if o.Forward != 0 && !o.Network {
+		return errors.New("nothing is forwarded to a machine without a network")
 	}
 	if o.Counted && o.Kernel == "6.1" {
 		return errors.New("a kernel 6.1 doesn't boot with a clock that counts: take 6.12")
@@ -446,7 +451,11 @@ func (m *machine) qemuArgs() []string {
 		"-device", "virtio-serial-pci",
 	}
 	if m.Network {
-		args = append(args, "-netdev", "user,id=host", "-device", "virtio-net-pci,netdev=host,romfile=")
+		netdev := "user,id=host"
+		if m.Forward != 0 {
+			netdev += fmt.Sprintf(",hostfwd=tcp:127.0.0.1:%d-%s:%d", m.Forward, LinkAddr.Addr(), m.Forward)
+		}
+		args = append(args, "-netdev", netdev, "-device", "virtio-net-pci,netdev=host,romfile=")
 	}
 	if m.Disk != "" {
 		// Of what the machine has flushed nothing is lost as long as the host runs.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/integration/lab/machine"
+	"github.com/coil-net/coil/integration/lab/proc"
 )
 
 const (
@@ -51,7 +52,7 @@ func newSupervisor(spec machine.Spec, logs map[string]*os.File) *supervisor {
 	for _, c := range spec.Components {
 		s.units = append(s.units, &unit{
 			Component: c, log: logs[c.Name], wanted: !c.Manual,
-			env: append([]string{"PATH=" + search, "HOME=/root"}, c.Env...),
+			env: slices.Concat([]string{"PATH=" + search, "HOME=/root"}, proc.Thrifty(), c.Env),
 		})
 	}
 	return s
