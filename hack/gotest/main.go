@@ -354,7 +354,8 @@ func goCommand(ctx context.Context, o options, h how, args ...string) *exec.Cmd 
 		cgo = "CGO_ENABLED=1"
 	}
 	// Processes that tests start would wait for a second at their end, in case that others race.
-	cmd.Env = append(os.Environ(), cgo, "GORACE=atexit_sleep_ms=0", "COIL_TEST_TIERS="+o.tiers)
+	// Kubernetes' programs collect garbage less often; see integration/lab/proc.
+	cmd.Env = append(os.Environ(), cgo, "GORACE=atexit_sleep_ms=0", "COIL_LAB_GOGC=400", "COIL_TEST_TIERS="+o.tiers)
 	if o.waits != "" {
 		cmd.Env = append(cmd.Env, scaleEnv+"="+o.waits)
 	}
