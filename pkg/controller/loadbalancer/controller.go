@@ -44,9 +44,11 @@ import (
 )
 
 const (
-	// settle is for how long changes are collected before a plan is made. It is longer where that takes long: spare times as long.
-	settle  = 50 * time.Millisecond
-	spare   = 5
+	// settle is for how long changes are collected before a plan is made. Between two plans there is spare times as long as one takes, so that those of thousands of Services use
+	// a twentieth of a processor, but never more than mostSpare.
+	settle    = 50 * time.Millisecond
+	spare     = 20
+	mostSpare = time.Second
 	workers = 8
 	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late.
 	mostWaiting = 128
@@ -123,8 +125,8 @@ type Controller struct {
 	// asks are what Services ask for.
 	asks findings[corev1.Service, loadbalancer.Service]
 
-	// planning is how long the last plan took.
-	planning atomic.Int64
+	// next is when the next plan may be made, nil before the first one.
+	next atomic.Pointer[time.Time]
 	load     load
 	// nodesVersion counts changes of Nodes.
 	nodesVersion atomic.Int64
@@ -256,7 +258,11 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // replan has a plan made soon.
 func (c *Controller) replan() {
-	c.plans.AddAfter(struct{}{}, max(settle, spare*time.Duration(c.planning.Load())))
+	wait := settle
+	if next := c.next.Load(); next != nil {
+		wait = max(wait, time.Until(*next))
+	}
+	c.plans.AddAfter(struct{}{}, wait)
 }
 
 // each does something for each of some items, several at a time.

@@ -30,7 +30,7 @@ func (c *Controller) plan(ctx context.Context) error {
 	began := time.Now()
 	facts, services := c.facts()
 	p := loadbalancer.Assign(facts)
-	c.planning.Store(int64(time.Since(began)))
+	c.next.Store(new(time.Now().Add(min(spare*time.Since(began), mostSpare))))
 	given, users := make(map[types.UID]loadbalancer.Given, len(services)), make(map[string][]types.NamespacedName, len(services))
 	var look []types.NamespacedName
 	c.mu.Lock()
