@@ -30,12 +30,21 @@ type example struct {
 	events  []eventsv1.Event
 }
 
-// bareRate returns the pace of a client that only writes n Services, from the index first on, in Services per second. For each Service it makes the writes that the first one
+// bareFigures are the pace of a client that only writes, in Services per second, and the processor time for each, in ms.
+type bareFigures struct{ rate, server, etcd float64 }
+
+func (f bareFigures) note(rep *report, who string) {
+	rep.Figures.Note(who, "/s", f.rate)
+	rep.Figures.Note(who+", processor time of kube-apiserver for each", "ms", f.server)
+	rep.Figures.Note(who+", processor time of etcd for each", "ms", f.etcd)
+}
+
+// bareRate has a client write n Services, from the index first on. For each Service it makes the writes that the first one
 // needed; of Events so many for each, all of the first one's if that is negative. All controllers and nodes have ended: the client has the API server to itself.
-func (s *serving) bareRate(ctx context.Context, first, n int, events float64) (float64, error) {
+func (s *serving) bareRate(ctx context.Context, first, n int, events float64) (f bareFigures, err error) {
 	e, err := s.example(ctx)
 	if err != nil {
-		return 0, err
+		return f, err
 	}
 	if events < 0 {
 		events = float64(len(e.events))
@@ -46,13 +55,20 @@ func (s *serving) bareRate(ctx context.Context, first, n int, events float64) (f
 		return err
 	})
 	if err != nil {
-		return 0, err
+		return f, err
 	}
+	etcd, server := s.rig.API.PIDs()
 	began := time.Now()
-	err = each(ctx, n, func(ctx context.Context, i int) error {
-		return s.bare(ctx, e, services[i], int32(s.services+s.changes+first+i), int(events*float64(i+1))-int(events*float64(i)))
+	used, err := usage(ctx, []int{server, etcd}, func(ctx context.Context) error {
+		return each(ctx, n, func(ctx context.Context, i int) error {
+			return s.bare(ctx, e, services[i], int32(s.services+s.changes+first+i), int(events*float64(i+1))-int(events*float64(i)))
+		})
 	})
-	return float64(n) / time.Since(began).Seconds(), err
+	if err != nil {
+		return f, err
+	}
+	took := time.Since(began).Seconds()
+	return bareFigures{float64(n) / took, used[0] * took * 1000 / float64(n), used[1] * took * 1000 / float64(n)}, nil
 }
 
 // countEvents returns how many Events Services have.

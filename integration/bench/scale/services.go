@@ -70,12 +70,17 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 		return err
 	}
 	defer s.controller.Kill()
-	if err := s.await(ctx, told, s.services); err != nil {
+	etcd, server := s.rig.API.PIDs()
+	used, err := usage(ctx, []int{server, etcd, s.controller.PID(), s.rig.Controller.PID()}, func(ctx context.Context) error { return s.await(ctx, told, s.services) })
+	if err != nil {
 		return fmt.Errorf("%w; the end of the controller's log:\n%s", err, s.controller.Logs(20))
 	}
 	took := time.Since(began)
 	what := fmt.Sprintf("services: %d get addresses", s.services)
 	rep.Figures.Note(what+", from the start of the controller", "s", took.Seconds())
+	for i, who := range []string{"kube-apiserver", "etcd", "coil-lb-controller", "coil-ipam-controller"} {
+		rep.Figures.Note(fmt.Sprintf("%s, processor time of %s for each", what, who), "ms", used[i]*took.Seconds()*1000/float64(s.services))
+	}
 	events, err := s.countEvents(ctx)
 	if err != nil {
 		return err
@@ -104,10 +109,10 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	if err != nil {
 		return fmt.Errorf("bare client: %w", err)
 	}
-	rep.Figures.Note(what+", bare client that writes as few Events as they have written", "/s", few)
-	rep.Figures.Note(what+", controller by one that writes as few Events", "", rate/few)
-	rep.Figures.Note(what+", bare client", "/s", all)
-	rep.Figures.AtLeast(what+", controller by bare client", "", rate/all, 0.8)
+	few.note(rep, what+", bare client that writes as few Events as they have written")
+	rep.Figures.Note(what+", controller by one that writes as few Events", "", rate/few.rate)
+	all.note(rep, what+", bare client")
+	rep.Figures.AtLeast(what+", controller by bare client", "", rate/all.rate, 0.8)
 	return nil
 }
 

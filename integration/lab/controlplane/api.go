@@ -135,6 +135,9 @@ func (a *API) Kubeconfig() string { return a.config.path("kubeconfig") }
 // Dir returns the directory with the logs: etcd.log and kube-apiserver.log.
 func (a *API) Dir() string { return a.config.Dir }
 
+// PIDs are the processes of etcd and kube-apiserver.
+func (a *API) PIDs() (etcd, server int) { return a.etcd.PID(), a.server.PID() }
+
 // UserConfig returns a configuration that authenticates with a client certificate of its own.
 func (a *API) UserConfig(user string, groups ...string) (*rest.Config, error) {
 	return restConfig(a.ca, a.config.URL(), pki.Subject{User: user, Groups: groups})

@@ -45,11 +45,11 @@ import (
 
 const (
 	// settle is for how long changes are collected before a plan is made. Between two plans there is spare times as long as one takes, so that those of thousands of Services use
-	// a twentieth of a processor, but never more than mostSpare.
+	// a sixth of a processor, but never more than mostSpare.
 	settle    = 50 * time.Millisecond
-	spare     = 20
+	spare     = 5
 	mostSpare = time.Second
-	workers = 8
+	workers   = 8
 	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late.
 	mostWaiting = 128
 	// patience is for how long a Service doesn't say what it waits for: most have what they need before. Where many Services have no address yet it is longer by turn
@@ -127,7 +127,7 @@ type Controller struct {
 
 	// next is when the next plan may be made, nil before the first one.
 	next atomic.Pointer[time.Time]
-	load     load
+	load load
 	// nodesVersion counts changes of Nodes.
 	nodesVersion atomic.Int64
 	known        atomic.Pointer[knownNodes]
