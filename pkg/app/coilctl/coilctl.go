@@ -35,7 +35,8 @@ type tool struct {
 	format string
 	colour string
 	// wide says that tables have all columns.
-	wide bool
+	wide  bool
+	clock *clock
 }
 
 // exitError is an error with an exit code of its own.
@@ -68,7 +69,7 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 
 // newCommand returns the command of a program that was started by this path.
 func newCommand(path string, streams genericiooptions.IOStreams) *cobra.Command {
-	t := &tool{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true)}
+	t := &tool{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), clock: &clock{}}
 	root := &cobra.Command{
 		Use: "coilctl", Short: "Show what Coil does in a cluster", Version: program.Version(),
 		SilenceUsage: true, SilenceErrors: true, DisableAutoGenTag: true,
@@ -124,6 +125,7 @@ func (t *tool) config() (*rest.Config, error) {
 		return nil, err
 	}
 	cfg.UserAgent = userAgent
+	cfg.Wrap(t.clock.listening)
 	cfg.QPS = -1 // the API server shares itself out, and a command makes a dozen of requests
 	return cfg, nil
 }

@@ -79,7 +79,7 @@ func (o *dbOptions) check(ctx context.Context, node string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	d, err := Examiner{Core: c.core, Coil: c.coil, Record: o.record}.Database(ctx, node)
+	d, err := Examiner{Core: c.core, Coil: c.coil, Record: o.record, Ahead: o.clock.off}.Database(ctx, node)
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,8 @@ type Examiner struct {
 	Within time.Duration
 	// Now is the time; nil is time.Now.
 	Now func() time.Time
+	// Ahead is how far the clock of the API server is ahead of that, as far as answers have told; nil is not at all.
+	Ahead func() time.Duration
 }
 
 // answering bounds the wait for one program.
@@ -105,6 +107,7 @@ func (e Examiner) Address(ctx context.Context, a netip.Addr) diagnosis.Diagnosis
 type reading struct {
 	Examiner
 	facts *diagnosis.Facts
+	began time.Time
 	work  sync.WaitGroup
 	mu    sync.Mutex // guards facts.Unread
 }
@@ -114,10 +117,16 @@ func (e Examiner) reading(f *diagnosis.Facts) *reading {
 	if e.Now != nil {
 		f.Now = e.Now()
 	}
-	return &reading{Examiner: e, facts: f}
+	return &reading{Examiner: e, facts: f, began: f.Now}
 }
 
-func (r *reading) wait() { r.work.Wait() }
+// wait waits for all that was begun. It is judged by when reading began, so that nothing is late because of an API server that is slow.
+func (r *reading) wait() {
+	r.work.Wait()
+	if r.Ahead != nil {
+		r.facts.Now = r.began.Add(r.Ahead())
+	}
+}
 
 // do reads a kind of objects in the background. Each kind has a field of the facts to itself.
 func (r *reading) do(kind string, read func() error) {

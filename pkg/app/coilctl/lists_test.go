@@ -89,6 +89,10 @@ type api struct {
 	// refused is a resource that nobody may ask for.
 	refused  string
 	refusals int
+	// absent are resources that aren't installed.
+	absent []string
+	// ahead is how far its clock is ahead of that of this computer.
+	ahead time.Duration
 	// watched is how many watches there are.
 	watched int
 	// disconnect ends the requests that there are.
@@ -151,7 +155,8 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource, watches := path.Base(r.URL.Path), r.URL.Query().Get("watch") != ""
 	a.mu.Lock()
 	a.asked = append(a.asked, resource)
-	refuses := a.refused == resource
+	refuses, absent := a.refused == resource, slices.Contains(a.absent, resource)
+	w.Header().Set("Date", time.Now().Add(a.ahead).UTC().Format(http.TimeFormat))
 	if refuses {
 		a.refusals++
 	}
@@ -160,6 +165,12 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if refuses {
 		w.WriteHeader(http.StatusForbidden)
 		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"no right"}`)
+		return
+	}
+	if absent {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, "404 page not found\n")
 		return
 	}
 	if path.Base(path.Dir(r.URL.Path)) == "leases" {

@@ -18,6 +18,7 @@ import (
 	"github.com/coil-net/coil/generated/clientset/versioned"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube/listing"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/health"
 	"github.com/coil-net/coil/pkg/plan/inventory"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
@@ -124,7 +125,11 @@ func trimChanges(o metav1.Object) {
 
 // trimNode keeps of a Node what is judged or shown: its images alone are most of it.
 func trimNode(n *corev1.Node) {
-	n.Annotations, n.Labels, n.Spec = nil, nil, corev1.NodeSpec{}
+	system := n.Labels[corev1.LabelOSStable]
+	if n.Labels = nil; system != "" {
+		n.Labels = map[string]string{corev1.LabelOSStable: system}
+	}
+	n.Annotations, n.Spec = nil, corev1.NodeSpec{}
 	n.Status = corev1.NodeStatus{Conditions: n.Status.Conditions, Addresses: n.Status.Addresses}
 }
 
@@ -145,24 +150,45 @@ func trimPod(p *corev1.Pod) {
 	p.Status = corev1.PodStatus{Conditions: p.Status.Conditions, InitContainerStatuses: p.Status.InitContainerStatuses, ContainerStatuses: p.Status.ContainerStatuses}
 }
 
-// read reads objects, with one list of each kind.
+// read reads objects, with one list of each kind. A kind that isn't installed has none: variants are without those that they leave out.
 func (t *tool) read(ctx context.Context, kinds []source) (inventory.Objects, error) {
 	c, err := t.connect()
 	if err != nil {
 		return inventory.Objects{}, err
 	}
-	o := inventory.Objects{Now: time.Now()}
-	errs := make([]error, len(kinds))
+	var o inventory.Objects
+	began := time.Now() // nothing is late because lists are slow
+	errs, absent := make([]error, len(kinds)), make([]bool, len(kinds))
 	var wait sync.WaitGroup
 	for i, k := range kinds {
 		wait.Go(func() {
-			if err := k.read(ctx, c, &o); err != nil {
+			err := k.read(ctx, c, &o)
+			if absent[i] = apierrors.IsNotFound(err); err != nil && !absent[i] {
 				errs[i] = fmt.Errorf("list %s: %w", k.resource, err)
 			}
 		})
 	}
 	wait.Wait()
-	return o, refusals(errs)
+	o.Now = began.Add(t.clock.off())
+	return o, refusals(append(errs, notInstalled(kinds, absent)))
+}
+
+// notInstalled is the error that none of Coil's kinds is installed, of those that are read. One kind beside others doesn't tell.
+func notInstalled(kinds []source, absent []bool) error {
+	var names []string
+	coils := 0
+	for i, k := range kinds {
+		if k.coils {
+			coils++
+		}
+		if absent[i] {
+			names = append(names, k.resource)
+		}
+	}
+	if len(names) < coils || coils == 0 || coils == 1 && len(kinds) > 1 {
+		return nil
+	}
+	return fmt.Errorf("the API server has no %s of coil.cybozu.com: Coil isn't installed, or a variant of it without them", plan.Enumerate(names))
 }
 
 // refusals joins what an API server has refused. Where none has answered, one error tells as much as all.

@@ -18,7 +18,7 @@ import (
 // newTester is a selftest whose pods answer as the function says.
 func newTester(ask func(pod string, questions []selftest.Question) ([]selftest.Answer, error)) (*tester, *bytes.Buffer) {
 	out := &bytes.Buffer{}
-	t := &tool{IOStreams: genericiooptions.IOStreams{Out: out, ErrOut: out}, format: formatTable, colour: colourNever}
+	t := &tool{IOStreams: genericiooptions.IOStreams{Out: out, ErrOut: out}, format: formatTable, colour: colourNever, clock: &clock{}}
 	s := &tester{selftestOptions: &selftestOptions{tool: t, timeout: time.Second, port: selftest.Port}, judge: selftest.Judge{Namespace: "s"}, template: selftest.Template{Namespace: "s"},
 		walked: map[string][]string{"coilctl why pod s/a": nil, "coilctl why pod s/b": {"coilctl why pod s/b: rules: none"}}}
 	s.ask = func(_ context.Context, pod string, questions []selftest.Question) ([]selftest.Answer, error) {

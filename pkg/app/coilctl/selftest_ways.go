@@ -171,7 +171,7 @@ func (s *tester) tryService(ctx context.Context, pods []selftest.Pod) error {
 		return ctx.Err() // it isn't installed
 	case err != nil:
 		return tell(untried(err), "whether coil-lb-controller runs isn't known: %v", err)
-	case l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "" || len(health.Leaders(wanted, []*coordinationv1.Lease{l}, time.Now())) > 0:
+	case l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "" || len(health.Leaders(wanted, []*coordinationv1.Lease{l}, s.now())) > 0:
 		return tell(selftest.Skipped, "no coil-lb-controller leads")
 	}
 	from, endpoint := pods[0], pods[len(pods)-1]

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/coil-net/coil/pkg/app/coilctl/web"
@@ -73,7 +74,7 @@ func (o *serveOptions) run(ctx context.Context) error {
 	return web.Serve(ctx, l, web.Options{
 		Title: o.cluster(), Remote: o.remote,
 		Follow: func(ctx context.Context, done *sync.WaitGroup, changed func()) (func() page.Cluster, error) {
-			return newFollowed(c, changed).start(ctx, done), nil
+			return newFollowed(c, o.now, changed).start(ctx, done), nil
 		},
 	})
 }
@@ -97,6 +98,7 @@ func (t *tool) cluster() string {
 // followed is a cluster that the page follows.
 type followed struct {
 	clients clients
+	now     func() time.Time
 	changed func()
 	// synced tells that there are objects by which it is known which Leases matter.
 	synced chan struct{}
@@ -104,13 +106,15 @@ type followed struct {
 	mu      sync.Mutex // guards what follows
 	fill    []func(*inventory.Objects)
 	sources []page.Source
+	// absent says which kinds of everything aren't installed.
+	absent []bool
 	// leases are those that there are of the ones that were read.
 	leases []*coordinationv1.Lease
 	read   []health.Lease
 }
 
-func newFollowed(c clients, changed func()) *followed {
-	f := &followed{clients: c, changed: changed, synced: make(chan struct{}, 1)}
+func newFollowed(c clients, now func() time.Time, changed func()) *followed {
+	f := &followed{clients: c, now: now, changed: changed, synced: make(chan struct{}, 1), absent: make([]bool, len(everything))}
 	for _, k := range everything {
 		f.sources = append(f.sources, page.Source{Resource: k.resource})
 	}
@@ -123,21 +127,37 @@ func (f *followed) start(ctx context.Context, done *sync.WaitGroup) func() page.
 	f.mu.Lock() // until each source has its place, nothing is told of any
 	for i, k := range everything {
 		f.fill = append(f.fill, k.follow(ctx, done, f.clients, listing.Follower{
-			Synced: func() {
-				f.tell(i, func(s *page.Source) { s.Known = true })
-				select {
-				case f.synced <- struct{}{}:
-				default: // that is told already
-				}
-			},
+			Synced:   func() { f.known(i) },
 			Changed:  f.changed,
-			Failed:   func(err error) { f.tell(i, failed(err)) },
+			Failed:   func(err error) { f.failed(i, err) },
 			Answered: func() { f.tell(i, failed(nil)) },
 		}))
 	}
 	f.mu.Unlock()
 	done.Go(func() { f.readLeases(ctx) })
 	return f.look
+}
+
+// known notes that all objects of a source are there.
+func (f *followed) known(i int) {
+	f.tell(i, func(s *page.Source) { f.absent[i], s.Known = false, true })
+	select {
+	case f.synced <- struct{}{}:
+	default: // that is told already
+	}
+}
+
+// failed notes that a source can't be read, or that there is no such kind.
+func (f *followed) failed(i int, err error) {
+	f.tell(i, func(s *page.Source) {
+		if apierrors.IsNotFound(err) && (f.absent[i] || !s.Known) {
+			f.absent[i] = true
+		}
+		if f.absent[i] {
+			s.Known, err = true, nil
+		}
+		failed(err)(s)
+	})
 }
 
 // failed notes the error of a request, nil after an answer.
@@ -172,7 +192,14 @@ func (f *followed) tell(i int, change func(*page.Source)) {
 func (f *followed) look() page.Cluster {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c := page.Cluster{Objects: inventory.Objects{Now: time.Now(), Leases: f.leases}, Sources: slices.Clone(f.sources)}
+	c := page.Cluster{Objects: inventory.Objects{Now: f.now(), Leases: f.leases}, Sources: slices.Clone(f.sources)}
+	if err := notInstalled(everything, f.absent); err != nil {
+		for i, k := range everything {
+			if k.coils {
+				c.Sources[i].Known, c.Sources[i].Problem = false, err.Error()
+			}
+		}
+	}
 	for i, s := range c.Sources {
 		if s.Known && s.Since != nil && s.Since.Time.Before(c.Objects.Now) {
 			c.Objects.Now = s.Since.Time // nobody is late by what can't be heard

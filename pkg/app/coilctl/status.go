@@ -41,6 +41,7 @@ func (t *tool) status() *cobra.Command {
 
 func (o *statusOptions) run(ctx context.Context) error {
 	var seen health.Overview
+	var now time.Time
 	for end := time.Now().Add(o.wait); ; {
 		f, err := o.read(ctx, everything)
 		if err == nil {
@@ -49,7 +50,7 @@ func (o *statusOptions) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		seen = health.Look(f)
+		seen, now = health.Look(f), f.Now
 		left := time.Until(end)
 		if len(seen.Findings) == 0 || left <= 0 {
 			break
@@ -60,7 +61,7 @@ func (o *statusOptions) run(ctx context.Context) error {
 		case <-time.After(min(again, left)):
 		}
 	}
-	if err := o.show(seen); err != nil {
+	if err := o.show(seen, now); err != nil {
 		return err
 	}
 	if len(seen.Findings) > 0 {
@@ -69,8 +70,8 @@ func (o *statusOptions) run(ctx context.Context) error {
 	return nil
 }
 
-// show prints an overview.
-func (o *statusOptions) show(seen health.Overview) error {
+// show prints an overview of a moment.
+func (o *statusOptions) show(seen health.Overview, now time.Time) error {
 	var rows [][]string
 	for _, k := range seen.Kinds {
 		says := "fine"
@@ -90,7 +91,7 @@ func (o *statusOptions) show(seen health.Overview) error {
 	for _, f := range seen.Findings {
 		since := ""
 		if !f.Since.IsZero() {
-			since = " for " + duration.HumanDuration(time.Since(f.Since.Time))
+			since = " for " + duration.HumanDuration(now.Sub(f.Since.Time))
 		}
 		fmt.Fprintf(o.Out, "\n%s: %s%s\n  %s\n", f.Object(), f.Reason, since, f.Message)
 	}

@@ -64,7 +64,7 @@ func (o *sysdumpOptions) survey(ctx context.Context, a *archive) *surveyed {
 	var b bytes.Buffer
 	shown := *o.tool
 	shown.Out, shown.format, shown.colour = &b, formatTable, colourNever
-	found.statusErr = errors.Join(found.statusErr, (&statusOptions{tool: &shown}).show(seen))
+	found.statusErr = errors.Join(found.statusErr, (&statusOptions{tool: &shown}).show(seen, objects.Now))
 	found.status = b.String()
 
 	var names []string

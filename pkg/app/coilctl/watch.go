@@ -11,9 +11,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/term"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/yaml"
 
 	"github.com/coil-net/coil/pkg/kube/listing"
@@ -34,24 +36,11 @@ func (t *tool) follow(ctx context.Context, kinds []source, show func(inventory.O
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 
-	synced, failed, changed := make(chan struct{}, len(kinds)), make(chan error, len(kinds)), make(chan struct{}, 1)
+	w := newWatcher(kinds)
+	failed, changed := w.failed, w.changed
 	var fill []func(*inventory.Objects)
-	for _, k := range kinds {
-		fill = append(fill, k.follow(ctx, &done, c, listing.Follower{
-			Synced: func() { synced <- struct{}{} },
-			Changed: func() {
-				select {
-				case changed <- struct{}{}:
-				default: // there will be a look already
-				}
-			},
-			Failed: func(err error) {
-				select {
-				case failed <- fmt.Errorf("watch %s: %w", k.resource, err):
-				default: // one of many is enough
-				}
-			},
-		}))
+	for i, k := range kinds {
+		fill = append(fill, k.follow(ctx, &done, c, w.follower(i)))
 	}
 	for range kinds {
 		select {
@@ -59,15 +48,18 @@ func (t *tool) follow(ctx context.Context, kinds []source, show func(inventory.O
 			return nil
 		case err := <-failed:
 			return err
-		case <-synced:
+		case <-w.synced:
 		}
+	}
+	if err := w.notInstalled(); err != nil {
+		return err
 	}
 	for {
 		select {
 		case <-changed: // that is in what is shown now
 		default:
 		}
-		o := inventory.Objects{Now: time.Now()}
+		o := inventory.Objects{Now: t.now()}
 		for _, f := range fill {
 			f(&o)
 		}
@@ -90,6 +82,57 @@ func (t *tool) follow(ctx context.Context, kinds []source, show func(inventory.O
 		case <-time.After(calm):
 		}
 	}
+}
+
+// watcher hears of the kinds that a command follows.
+type watcher struct {
+	kinds           []source
+	synced, changed chan struct{}
+	failed          chan error
+	// known says which kinds are there, or aren't installed, as absent says.
+	known, absent []atomic.Bool
+}
+
+func newWatcher(kinds []source) *watcher {
+	n := len(kinds)
+	return &watcher{kinds, make(chan struct{}, n), make(chan struct{}, 1), make(chan error, n), make([]atomic.Bool, n), make([]atomic.Bool, n)}
+}
+
+// follower is told of one kind.
+func (w *watcher) follower(i int) listing.Follower {
+	synced := func() {
+		if !w.known[i].Swap(true) {
+			w.synced <- struct{}{}
+		}
+	}
+	return listing.Follower{
+		Synced: synced,
+		Changed: func() {
+			select {
+			case w.changed <- struct{}{}:
+			default: // there will be a look already
+			}
+		},
+		Failed: func(err error) {
+			if apierrors.IsNotFound(err) && (w.absent[i].Load() || !w.known[i].Load()) {
+				w.absent[i].Store(true)
+				synced()
+				return
+			}
+			select {
+			case w.failed <- fmt.Errorf("watch %s: %w", w.kinds[i].resource, err):
+			default: // one of many is enough
+			}
+		},
+	}
+}
+
+func (w *watcher) notInstalled() error {
+	absent := make([]bool, len(w.kinds))
+	for i := range absent {
+		absent[i] = w.absent[i].Load()
+	}
+	return notInstalled(w.kinds, absent)
 }
 
 // changes returns what shows rows again and again: on a terminal all of them, elsewhere those that have changed, with what has happened to them.

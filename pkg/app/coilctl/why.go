@@ -130,7 +130,7 @@ func (o *whyOptions) examiner() (Examiner, error) {
 	}
 	client, err := o.coil()
 	// The programs of nodes are asked first, then those of routers.
-	return Examiner{Core: core, Coil: client, Ask: o.ask, AskRouter: o.askRouter, Within: o.timeout * 2 / 5}, err
+	return Examiner{Core: core, Coil: client, Ask: o.ask, AskRouter: o.askRouter, Within: o.timeout * 2 / 5, Ahead: o.clock.off}, err
 }
 
 // run walks, and prints what was found.

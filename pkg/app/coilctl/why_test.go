@@ -18,7 +18,7 @@ import (
 // newWhy returns the command with flags as they are without any, and what it prints.
 func newWhy() (*whyOptions, *bytes.Buffer) {
 	out := &bytes.Buffer{}
-	t := &tool{IOStreams: genericiooptions.IOStreams{Out: out}, flags: genericclioptions.NewConfigFlags(true), format: formatTable, colour: colourNever}
+	t := &tool{IOStreams: genericiooptions.IOStreams{Out: out}, flags: genericclioptions.NewConfigFlags(true), format: formatTable, colour: colourNever, clock: &clock{}}
 	return &whyOptions{tool: t}, out
 }
 
