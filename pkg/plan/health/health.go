@@ -19,10 +19,14 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/inventory"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/plan/preflight"
 )
 
 // Patience is for how long an object may be on its way, such as one that is deleted, before that is a finding.
 const Patience = time.Minute
+
+// quarantine is for how long coil-ipam-controller keeps the blocks of a Node that is gone, unless --quarantine says otherwise.
+const quarantine = 10 * time.Minute
 
 // Finding is something that is wrong.
 type Finding struct {
@@ -69,13 +73,18 @@ var (
 
 // Findings returns what is wrong with the objects of a cluster, in the order of inventory.Objects.
 func Findings(f inventory.Objects) []Finding {
-	j := judge{now: f.Now}
+	j := judge{now: f.Now, patience: Patience}
 	for _, o := range f.Pools {
-		j.object("AddressPool", o, o.Status.Conditions, poolConditions)
+		j.object("AddressPool", o, o.Status.Conditions, conditionsOf(o))
 	}
 	for _, o := range f.Blocks {
+		j.patience = Patience
+		if _, gone := o.Annotations[v2.AnnotationNodeGone]; gone && !exists(f.Nodes, o.Labels[v2.LabelNode]) {
+			j.patience += quarantine
+		}
 		j.object("AddressBlock", o, o.Status.Conditions, blockConditions)
 	}
+	j.patience = Patience
 	for _, o := range f.Claims {
 		j.object("AddressClaim", o, o.Status.Conditions, claimConditions)
 	}
@@ -95,7 +104,10 @@ func Findings(f inventory.Objects) []Finding {
 		}
 	}
 	for _, o := range f.Services {
-		j.object("Service", o, o.Status.Conditions, serviceConditions)
+		j.conditions("Service", o, o.Status.Conditions, serviceConditions)
+		if loadbalancer.Taken(o) { // finalizers of others are theirs
+			j.hangs("Service", o)
+		}
 	}
 	j.findings = append(j.findings, Leaders(Leases(f), f.Leases, f.Now)...)
 	j.nodes(f.Nodes, f.Coilds)
@@ -105,11 +117,12 @@ func Findings(f inventory.Objects) []Finding {
 // judge collects findings.
 type judge struct {
 	now      time.Time
+	patience time.Duration
 	findings []Finding
 }
 
 // late says whether something that began then has taken longer than it may.
-func (j *judge) late(since metav1.Time) bool { return j.now.Sub(since.Time) > Patience }
+func (j *judge) late(since metav1.Time) bool { return j.now.Sub(since.Time) > j.patience }
 
 func (j *judge) add(kind string, o metav1.Object, reason, message string, since metav1.Time) {
 	j.findings = append(j.findings, Finding{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName(), Reason: reason, Message: message, Since: since})
@@ -117,12 +130,24 @@ func (j *judge) add(kind string, o metav1.Object, reason, message string, since 
 
 // object judges an object by its conditions, and by whether it hangs.
 func (j *judge) object(kind string, o metav1.Object, has []metav1.Condition, wants []good) {
+	j.conditions(kind, o, has, wants)
+	if kind != "AddressPool" { // a pool has a condition for this
+		j.hangs(kind, o)
+	}
+}
+
+// conditions judges an object by its conditions.
+func (j *judge) conditions(kind string, o metav1.Object, has []metav1.Condition, wants []good) {
 	for _, g := range wants {
 		if c := meta.FindStatusCondition(has, g.condition); c != nil && c.Status != g.status {
 			j.add(kind, o, c.Reason, c.Message, c.LastTransitionTime)
 		}
 	}
-	if at := o.GetDeletionTimestamp(); at != nil && j.late(*at) && kind != "AddressPool" { // a pool has a condition for this
+}
+
+// hangs judges whether an object that is deleted stays.
+func (j *judge) hangs(kind string, o metav1.Object) {
+	if at := o.GetDeletionTimestamp(); at != nil && j.late(*at) {
 		j.add(kind, o, "Terminating", "It is deleted, and waits for whoever has set the finalizer "+strings.Join(o.GetFinalizers(), ", "), *at)
 	}
 }
@@ -146,7 +171,7 @@ func Leases(f inventory.Objects) (all []Lease) {
 
 // Leaders returns what is wrong with the leaders of controllers.
 func Leaders(wanted []Lease, leases []*coordinationv1.Lease, now time.Time) []Finding {
-	j := judge{now: now}
+	j := judge{now: now, patience: Patience}
 	for _, wanted := range wanted {
 		says := "No " + wanted.Controller + " leads: see that its pods run"
 		i := slices.IndexFunc(leases, func(l *coordinationv1.Lease) bool { return l.Name == wanted.Name })
@@ -168,7 +193,7 @@ func Leaders(wanted []Lease, leases []*coordinationv1.Lease, now time.Time) []Fi
 
 // Silent says whether nothing was heard of a gateway for too long, and that as a finding.
 func Silent(g *v2.LoadBalancerGateway, now time.Time) (Finding, bool) {
-	j := judge{now: now}
+	j := judge{now: now, patience: Patience}
 	switch heard := g.Status.LastContact; {
 	case heard.IsZero() && j.late(g.CreationTimestamp):
 		j.add("LoadBalancerGateway", g, "Silent", "coil-lb-agent has never told anything: start it on the machine", g.CreationTimestamp)
@@ -197,17 +222,44 @@ func (j *judge) nodes(nodes []*corev1.Node, coilds []*corev1.Pod) {
 			continue // its coild may well not run
 		}
 		pods := on[n.Name]
-		if slices.ContainsFunc(pods, inventory.PodReady) {
+		if !preflight.Runs(n) || slices.ContainsFunc(pods, inventory.PodReady) {
 			continue
 		}
-		slices.SortFunc(pods, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+		// The one that isn't ready for the shortest time is the one that is to be.
+		slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+			return cmp.Or(unready(b).Compare(unready(a).Time), cmp.Compare(a.Name, b.Name))
+		})
 		switch {
 		case len(pods) == 0 && j.late(n.CreationTimestamp):
 			j.add("Node", n, "NoCoild", "No pod of coild is on the node: its DaemonSet may not tolerate a taint of it", n.CreationTimestamp)
-		case len(pods) > 0 && j.late(pods[0].CreationTimestamp):
-			j.add("Node", n, "CoildNotReady", fmt.Sprintf("coild isn't ready: see the log of pod %s/%s%s", pods[0].Namespace, pods[0].Name, waiting(pods[0])), pods[0].CreationTimestamp)
+		case len(pods) > 0 && j.late(unready(pods[0])):
+			j.add("Node", n, "CoildNotReady", fmt.Sprintf("coild isn't ready: see the log of pod %s/%s%s", pods[0].Namespace, pods[0].Name, waiting(pods[0])), unready(pods[0]))
 		}
 	}
+}
+
+// unready is since when a pod isn't ready.
+func unready(p *corev1.Pod) metav1.Time {
+	since := p.CreationTimestamp
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady && since.Before(&c.LastTransitionTime) {
+			since = c.LastTransitionTime
+		}
+	}
+	return since
+}
+
+// exists says whether there is a Node of a name.
+func exists(nodes []*corev1.Node, name string) bool {
+	return slices.ContainsFunc(nodes, func(n *corev1.Node) bool { return n.Name == name })
+}
+
+// conditionsOf are those of a pool. One of floating addresses alone may well be in use as a whole: a claim that waits for an address says so itself.
+func conditionsOf(p *v2.AddressPool) []good {
+	if p.Spec.Purpose != v2.PurposeFloating || !meta.IsStatusConditionTrue(p.Status.Conditions, v2.PoolExhausted) {
+		return poolConditions
+	}
+	return slices.DeleteFunc(slices.Clone(poolConditions), func(g good) bool { return g.condition == v2.PoolExhausted })
 }
 
 func condition(all []corev1.NodeCondition, kind corev1.NodeConditionType) *corev1.NodeCondition {

@@ -181,6 +181,62 @@ func TestLate(t *testing.T) {
 	}
 }
 
+// What waits for a reason of its own, what others look after, and a coild that isn't ready only now is no finding.
+func TestNotLate(t *testing.T) {
+	deleted := func(name string, ago metav1.Time) metav1.ObjectMeta {
+		m := named(name)
+		m.DeletionTimestamp, m.Finalizers = &ago, []string{"example.org/one"}
+		return m
+	}
+	gone := func(name, node string, since time.Duration) *v2.AddressBlock {
+		b := &v2.AddressBlock{ObjectMeta: deleted(name, ago(since))}
+		b.Labels, b.Annotations = map[string]string{v2.LabelNode: node}, map[string]string{v2.AnnotationNodeGone: "2026-01-01T11:55:00Z uid"}
+		return b
+	}
+	service := func(name string, ours bool) *corev1.Service {
+		s := &corev1.Service{ObjectMeta: deleted(name, ago(time.Hour))}
+		if ours {
+			s.Annotations = map[string]string{loadbalancer.AnnotationAssigned: ""}
+		}
+		return s
+	}
+	node := func(name, system string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: named(name)}
+		n.Labels = map[string]string{corev1.LabelOSStable: system}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		return n
+	}
+	coild := func(node, name string, created, unready metav1.Time) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name, CreationTimestamp: created}, Spec: corev1.PodSpec{NodeName: node}}
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: unready}}
+		return p
+	}
+	pool := func(name string, purpose v2.PoolPurpose, exhausted metav1.ConditionStatus) *v2.AddressPool {
+		return &v2.AddressPool{ObjectMeta: named(name), Spec: v2.AddressPoolSpec{Purpose: purpose}, Status: v2.AddressPoolStatus{Conditions: []metav1.Condition{is(v2.PoolExhausted, exhausted)}}}
+	}
+	got := health.Findings(inventory.Objects{
+		Pools:    []*v2.AddressPool{pool("pods", "", metav1.ConditionTrue), pool("floating", v2.PurposeFloating, metav1.ConditionTrue), pool("broken", v2.PurposeFloating, metav1.ConditionUnknown)},
+		Blocks:   []*v2.AddressBlock{gone("waits", "away", 10*time.Minute), gone("stays", "away", 12*time.Minute), gone("again", "restarted", 2*time.Minute)},
+		Services: []*corev1.Service{service("theirs", false), service("ours", true)},
+		Nodes:    []*corev1.Node{node("windows", "windows"), node("linux", "linux"), node("restarted", "linux"), node("updated", "linux"), node("broken", "linux")},
+		Coilds: []*corev1.Pod{
+			coild("restarted", "coild-a", ago(time.Hour), ago(time.Second)), coild("updated", "coild-b", ago(time.Hour), ago(time.Minute*2)), coild("updated", "coild-c", ago(time.Second), metav1.Time{}),
+			coild("broken", "coild-d", ago(time.Hour), ago(2*time.Minute)),
+		},
+		Leases: leading(ago(0)), Now: now,
+	})
+	want := []string{
+		"AddressPool pods: Because", "AddressPool broken: Because", "AddressBlock stays: Terminating", "AddressBlock again: Terminating", "Service ours: Terminating", "Node linux: NoCoild",
+		"Node broken: CoildNotReady",
+	}
+	if diff := cmp.Diff(want, brief(got)); diff != "" {
+		t.Error(diff)
+	}
+	if last := got[len(got)-1]; last.Since != ago(2*time.Minute) {
+		t.Errorf("coild isn't ready since %s", last.Since)
+	}
+}
+
 // brief is each finding in a line.
 func brief(all []health.Finding) (lines []string) {
 	for _, f := range all {
