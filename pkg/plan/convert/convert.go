@@ -189,7 +189,8 @@ const maxName = 63
 // rename returns a name that an Egress and its AddressPool may have, and that no other one has.
 func (c *conversion) rename(name string) string {
 	good := strings.ReplaceAll(name, ".", "-")
-	if good == "" || good[0] < 'a' || good[0] > 'z' {
+	// An AddressPool of the name "default" would be that of all pods.
+	if good == "" || good[0] < 'a' || good[0] > 'z' || good == v2.DefaultPool {
 		good = "egress-" + good
 	}
 	if len(good) > maxName || c.names[good] {

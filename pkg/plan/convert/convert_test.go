@@ -175,9 +175,9 @@ func TestNames(t *testing.T) {
 	c := &conversion{names: map[string]bool{}}
 	long := strings.Repeat("a", 70)
 	seen := map[string]bool{}
-	for _, name := range []string{"a.b", "a-b", "9", long, long + "b", "a.b-node", "static-egress-ip"} {
+	for _, name := range []string{"a.b", "a-b", "9", long, long + "b", "a.b-node", "static-egress-ip", "default", "egress-default"} {
 		got := c.rename(name)
-		if seen[got] || len(got) > maxName || got[0] < 'a' || got[0] > 'z' || strings.Contains(got, ".") {
+		if seen[got] || got == v2.DefaultPool || len(got) > maxName || got[0] < 'a' || got[0] > 'z' || strings.Contains(got, ".") {
 			t.Errorf("%s becomes %s", name, got)
 		}
 		seen[got] = true
