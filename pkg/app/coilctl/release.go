@@ -152,7 +152,10 @@ func (o *releaseOptions) show(v fencing.Verdict) error {
 	}
 	if len(v.Refused) == 0 {
 		fmt.Fprintf(&b, "It may be taken: %s\n", v.Fence)
-		if v.Fence == fencing.Gone {
+		switch v.Fence {
+		case fencing.Replaced:
+			fmt.Fprintln(&b, "coil-ipam-controller frees it by itself, ten minutes after the coild of the node said that nobody there uses it. Don't hurry it unless the machine that had it is off, or is this one")
+		case fencing.Gone:
 			fmt.Fprintln(&b, "coil-ipam-controller frees it by itself, ten minutes after the Node was deleted. Don't hurry it unless the machine is off")
 		}
 	}

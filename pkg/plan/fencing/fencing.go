@@ -28,6 +28,8 @@ const (
 	Gone Fence = "the Node doesn't exist"
 	// Shutdown: an admin has said that the machine is off.
 	Shutdown Fence = "the Node has the taint " + corev1.TaintNodeOutOfService + ", by which an admin says that the machine is off"
+	// Replaced: the Node of the name was made later than the block, whose Node is gone.
+	Replaced Fence = "the Node that had it doesn't exist any more: the one of its name is another one, perhaps on another machine"
 	// Unknown: coild of the node, which works, doesn't know the block.
 	Unknown Fence = "coild of the node answers, and neither has the block in its record nor an address of it"
 )
@@ -125,6 +127,8 @@ func fence(f Facts, node string) (_ Fence, held, why string) {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 	tainted := slices.ContainsFunc(f.Node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
+	uid := f.Block.Annotations[v2.AnnotationNodeUID]
+	replaced := uid != "" && uid != string(f.Node.UID) // what is said of the Node says nothing of the one before
 	held = fmt.Sprintf("the Node %s isn't ready", node)
 	if ready {
 		held = fmt.Sprintf("the Node %s is ready", node)
@@ -132,6 +136,8 @@ func fence(f Facts, node string) (_ Fence, held, why string) {
 	switch {
 	case tainted && ready:
 		return None, held, "the Node has the taint " + corev1.TaintNodeOutOfService + ", and its kubelet runs: the taint is wrong, or the machine is on again"
+	case tainted && replaced:
+		return Replaced, held, ""
 	case tainted:
 		return Shutdown, held, ""
 	case f.Database == nil && f.Unanswered != "":
@@ -155,6 +161,9 @@ func fence(f Facts, node string) (_ Fence, held, why string) {
 				return None, held, fmt.Sprintf("the record has %s for pod %s/%s: delete the pod", text, a.Namespace, a.Pod)
 			}
 		}
+	}
+	if replaced {
+		return Replaced, held, ""
 	}
 	return Unknown, held, ""
 }

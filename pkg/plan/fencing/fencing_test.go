@@ -44,6 +44,11 @@ func (f *Facts) down() {
 	f.Node.Status.Conditions[0].Status, f.Database, f.Unanswered = corev1.ConditionUnknown, nil, "i/o timeout"
 }
 
+// madeFor says for which Node the block was made.
+func (f *Facts) madeFor(uid string) {
+	f.Block.Annotations = map[string]string{v2.AnnotationNodeUID: uid}
+}
+
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -54,6 +59,11 @@ func TestJudge(t *testing.T) {
 		{"coild doesn't know the block", func(*Facts) {}, Unknown, ""},
 		{"Node is gone", func(f *Facts) { f.Node, f.Database = nil, nil }, Gone, ""},
 		{"machine is off", func(f *Facts) { f.down(); f.taint() }, Shutdown, ""},
+		{"of this Node", func(f *Facts) { f.madeFor("uid-n1") }, Unknown, ""},
+		{"of an earlier Node, which may be on another machine", func(f *Facts) { f.madeFor("uid-before") }, Replaced, ""},
+		{"of an earlier Node, and the present one is off", func(f *Facts) { f.madeFor("uid-before"); f.down(); f.taint() }, Replaced, ""},
+		{"of an earlier Node, and coild may have adopted it", func(f *Facts) { f.madeFor("uid-before"); f.down() }, None, "kubectl taint node n1"},
+		{"of an earlier Node, and coild has adopted it", func(f *Facts) { f.madeFor("uid-before"); f.Database.Blocks[0].Name = "default-0" }, None, "gives a block back by itself"},
 		{"machine is off, and a pod is left", func(f *Facts) { f.down(); f.taint(); f.Pods = append(f.Pods, pod("a", "10.0.0.2")) }, Shutdown, "1 pods have addresses of it"},
 		{"Node is gone, and a pod is left", func(f *Facts) { f.Node, f.Database = nil, nil; f.Pods = append(f.Pods, pod("a", "10.0.0.2")) }, Gone, "kubectl -n shop delete pod a"},
 		{"pod has ended", func(f *Facts) {
