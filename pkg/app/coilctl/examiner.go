@@ -215,6 +215,7 @@ func (r *reading) ofNode(ctx context.Context, name string, words ...string) {
 func (r *reading) pools(ctx context.Context) {
 	r.do(diagnosis.KindPools, func() error {
 		l, err := r.Coil.CoilV2().AddressPools().List(ctx, cached())
+		r.facts.NoPools = apierrors.IsNotFound(err)
 		return listed(&r.facts.Pools, l, err)
 	})
 }

@@ -100,6 +100,8 @@ type Facts struct {
 	// Coilds are the pods of coild on the node.
 	Coilds []*corev1.Pod
 	Pools  []*v2.AddressPool
+	// NoPools says that there is no such kind: another plugin gives pods their addresses.
+	NoPools bool
 	// Blocks are those of the node, and the one that has the address, whosever it is.
 	Blocks []*v2.AddressBlock
 	// Requests are the node's.

@@ -121,7 +121,14 @@ func (w *podWalk) router(uses []use) {
 				return
 			}
 		}
-		if c := meta.FindStatusCondition(e.Status.Conditions, v2.EgressAvailable); c != nil && c.Status != metav1.ConditionTrue {
+		switch c := meta.FindStatusCondition(e.Status.Conditions, v2.EgressAvailable); {
+		case c == nil && w.late(e.CreationTimestamp.Time):
+			w.wrong(StepRouter, "see that coil-egress-controller runs and leads", "no coil-egress-controller has looked at Egress %s", u.egress)
+			return
+		case c == nil:
+			w.unknown(StepRouter, "look again in a moment", "no coil-egress-controller has looked at Egress %s yet", u.egress)
+			return
+		case c.Status != metav1.ConditionTrue:
 			w.wrong(StepRouter, "see kubectl -n "+e.Namespace+" describe egress "+e.Name, "Egress %s has no router that serves: %s", u.egress, c.Message)
 			return
 		}

@@ -47,7 +47,7 @@ func Pod(f PodFacts) Diagnosis {
 		if f.Pod.Spec.NodeName != "" {
 			w.node(f.Pod.Spec.NodeName)
 		}
-		if f.Answer == nil || f.Answer.Node.IPAM {
+		if f.Answer == nil && !f.NoPools || f.Answer != nil && f.Answer.Node.IPAM {
 			w.assignment()
 		} else {
 			w.record()

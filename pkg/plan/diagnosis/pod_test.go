@@ -23,6 +23,22 @@ func find(d Diagnosis, step string) Step {
 	return Step{}
 }
 
+// A variant without AddressPools doesn't lack one, whether or not its coild may be asked. An Egress that was just made isn't known to serve.
+func TestNoVerdict(t *testing.T) {
+	f := world()
+	f.Pools, f.Blocks, f.NoPools, f.Answer, f.Unanswered = nil, nil, true, nil, "no right"
+	d := Pod(*f)
+	if wrong := d.Wrong(); len(wrong) > 0 || find(d, StepPool) != (Step{}) || find(d, StepRecord).State != Unknown {
+		t.Errorf("without AddressPools: %+v", d.Steps)
+	}
+	f = world()
+	f.use()
+	f.Egresses[0].Status, f.Egresses[0].CreationTimestamp = v2.EgressStatus{}, ago(time.Second)
+	if s := find(Pod(*f), StepRouter); s.State != Unknown {
+		t.Errorf("of an Egress that is new: %+v", s)
+	}
+}
+
 // Each set-up that is broken in one way has this one fault, and says what is seen and what to do.
 func TestBrokenPods(t *testing.T) {
 	const minute, hour = time.Minute, time.Hour
@@ -97,6 +113,10 @@ func TestBrokenPods(t *testing.T) {
 			f.use()
 			f.Egresses[0].Status.Conditions[0].Status, f.Egresses[0].Status.Conditions[0].Message = metav1.ConditionFalse, "0 of 2 are ready"
 		}, "router", []string{"0 of 2 are ready", "describe egress nat"}},
+		{"nobody looks at the Egress", func(f *PodFacts) {
+			f.use()
+			f.Egresses[0].Status, f.Egresses[0].CreationTimestamp = v2.EgressStatus{}, ago(2*minute)
+		}, "router", []string{"no coil-egress-controller has looked at Egress internet/nat", "leads"}},
 		{"Egresses are switched off", func(f *PodFacts) { f.use(); f.Answer.Node.Egress = false }, "tunnels", []string{"ignores", "--enable-egress=true"}},
 		{"no FoU", func(f *PodFacts) { f.use(); f.Answer.Node.NoTunnels = "no module fou" }, "tunnels", []string{"no module fou"}},
 		{"pod isn't set up", func(f *PodFacts) { f.use(); f.at().Client = nil }, "tunnels", []string{"hasn't set the pod up"}},
