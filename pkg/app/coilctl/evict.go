@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/url"
 	"sync"
 	"time"
 
@@ -56,7 +58,8 @@ func (o *drainOptions) move(ctx context.Context, name string, p drain.Plan) erro
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		drained, err := o.isDrained(ctx, name)
+		var drained *metav1.Condition
+		err := m.answered(ctx, func() (err error) { drained, err = o.isDrained(ctx, name); return err })
 		if err != nil {
 			return err
 		}
@@ -64,7 +67,7 @@ func (o *drainOptions) move(ctx context.Context, name string, p drain.Plan) erro
 			m.say("AddressPool %s is drained; %s", name, plan.Count(m.moved, "pod was moved", "pods were moved"))
 			return nil
 		}
-		if p, err = o.look(ctx, name); err != nil {
+		if err = m.answered(ctx, func() (err error) { p, err = o.look(ctx, name); return err }); err != nil {
 			return err
 		}
 		if len(m.todo(p)) > 0 {
@@ -86,6 +89,29 @@ func (o *drainOptions) move(ctx context.Context, name string, p drain.Plan) erro
 			return err
 		}
 	}
+}
+
+// answered asks until the API server answers: moving many pods takes longer than an update of one.
+func (m *mover) answered(ctx context.Context, ask func() error) error {
+	told := ""
+	for {
+		err := ask()
+		if err == nil || ctx.Err() != nil || !unanswered(err) {
+			return err
+		}
+		if says := err.Error(); says != told {
+			m.say("Waits: %s", says)
+			told = says
+		}
+		if err := pause(ctx, firstRetry); err != nil {
+			return err
+		}
+	}
+}
+
+// unanswered says that an API server hasn't answered, or only that it can't now.
+func unanswered(err error) bool {
+	return errors.As(err, new(*url.Error)) || errors.Is(err, io.ErrUnexpectedEOF) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err)
 }
 
 // todo are the pods to be evicted that the API server doesn't refuse for good.
@@ -159,7 +185,7 @@ func (m *mover) evict(ctx context.Context, pod drain.Pod) bool {
 			return true
 		case ctx.Err() != nil:
 			return false
-		case !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err):
+		case !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err) && !unanswered(err):
 			m.say("Pod %s can't be evicted: %v", pod, err)
 			m.mu.Lock()
 			m.failed[pod.UID] = err.Error()
@@ -210,7 +236,7 @@ func (m *mover) waitGone(ctx context.Context, pod drain.Pod) error {
 		if err == nil && !there {
 			return nil
 		}
-		if err != nil && !apierrors.IsTooManyRequests(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsInternalError(err) {
+		if err != nil && !apierrors.IsTooManyRequests(err) && !apierrors.IsInternalError(err) && !unanswered(err) {
 			return err
 		}
 		if err := pause(ctx, podPause); err != nil {

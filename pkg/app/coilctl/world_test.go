@@ -39,6 +39,8 @@ type world struct {
 	run func(pod string, command []string, out, errOut io.Writer) int
 	// sub answers about a subresource of a pod, or a path without objects. It may be nil.
 	sub func(w http.ResponseWriter, r *http.Request, pod, subresource string)
+	// before is called before each request, and says whether it has answered. It may be nil.
+	before func(http.ResponseWriter, request) bool
 	// write is called before a write, and may change objects as somebody else does. It may be nil.
 	write func()
 }
@@ -142,6 +144,9 @@ func parse(path string) (r request) {
 // ServeHTTP implements http.Handler.
 func (w *world) ServeHTTP(out http.ResponseWriter, in *http.Request) {
 	r := parse(in.URL.Path)
+	if w.before != nil && w.before(out, r) {
+		return
+	}
 	verb := map[string]string{http.MethodGet: "get", http.MethodPatch: "patch", http.MethodDelete: "delete"}[in.Method]
 	if r.name == "" && verb == "get" {
 		verb = "list"
