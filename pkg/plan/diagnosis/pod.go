@@ -267,6 +267,8 @@ func (w *podWalk) record() {
 	}
 	again := fmt.Sprintf("delete the pod, so that it is made anew: kubectl -n %s delete pod %s", w.Pod.Namespace, w.Pod.Name)
 	switch cause := w.firstWrong(); {
+	case w.at == nil && len(w.Pod.Status.PodIPs) > 0 && !a.Node.IPAM:
+		w.unattended(again)
 	case w.at == nil && len(w.Pod.Status.PodIPs) > 0:
 		w.wrong(StepRecord, again, "kubelet says that the pod has an address, and coild's record doesn't know the pod")
 	case w.at == nil && cause != "":
@@ -288,6 +290,19 @@ func (w *podWalk) record() {
 		w.unknown(StepRecord, "look again in a moment", "%s is %s in the record", strings.Join(w.at.Addresses, ", "), w.at.State)
 	default:
 		w.right(StepRecord, "%s of block %s recorded for the pod's interface %s", strings.Join(w.at.Addresses, ", "), w.at.Block, w.at.IfName)
+	}
+}
+
+// unattended judges a pod with the addresses of another plugin, of which coild wasn't told, since the pod is older than that: only Egresses need coild.
+func (w *podWalk) unattended(again string) {
+	uses, trouble := w.uses()
+	_, router := plan.RouterOf(w.Pod.Labels)
+	switch {
+	case w.unread(StepRecord, KindPolicies, KindClusterPolicies, KindNamespace):
+	case len(uses) > 0 || trouble != nil || router:
+		w.wrong(StepRecord, again, "another plugin has given the pod its addresses, and coild wasn't told: the pod is older than coil in the network configuration of the node")
+	default:
+		w.right(StepRecord, "another plugin has given the pod its addresses; coild wasn't told, and has nothing to do for the pod")
 	}
 }
 
@@ -348,6 +363,8 @@ func (w *podWalk) address() {
 		w.wrong(StepAddress, "see the log of kubelet on the node", "kubelet doesn't tell that the pod has %s", strings.Join(w.at.Addresses, ", "))
 	case len(told) == 0:
 		w.unknown(StepAddress, "look again in a moment", "kubelet doesn't tell yet that the pod has %s", strings.Join(w.at.Addresses, ", "))
+	case w.at == nil && w.Answer != nil && !w.Answer.Node.IPAM:
+		w.right(StepAddress, "kubelet tells %s, of another plugin", strings.Join(told, ", "))
 	case w.at == nil:
 		w.unknown(StepAddress, "", "kubelet tells %s, and it isn't known what coild has recorded", strings.Join(told, ", "))
 	case slices.ContainsFunc(told, func(a string) bool { return !slices.Contains(w.at.Addresses, a) }):

@@ -39,6 +39,25 @@ func TestNoVerdict(t *testing.T) {
 	}
 }
 
+// Behind another plugin a pod that is older than coil in the network configuration needs nothing, unless it is to use an Egress.
+func TestUnattended(t *testing.T) {
+	for _, uses := range []bool{false, true} {
+		f := world()
+		if uses {
+			f.use()
+		}
+		f.Answer.Node.IPAM, f.Answer.Attachments = false, nil
+		d := Pod(*f)
+		want, wrong := Right, []string(nil)
+		if uses {
+			want, wrong = Wrong, []string{StepRecord}
+		}
+		if s := find(d, StepRecord); s.State != want || uses != strings.Contains(s.Do, "delete pod") || !slices.Equal(d.Wrong(), wrong) || find(d, StepAddress).State != Right {
+			t.Errorf("uses an Egress: %t, %+v", uses, d.Steps)
+		}
+	}
+}
+
 // Each set-up that is broken in one way has this one fault, and says what is seen and what to do.
 func TestBrokenPods(t *testing.T) {
 	const minute, hour = time.Minute, time.Hour
