@@ -67,10 +67,16 @@ func clean(v any) {
 			clean(child)
 		}
 	case []any:
+		secret := false // is the value of the flag before
 		for i, child := range v {
-			if text, ok := child.(string); ok {
+			text, ok := child.(string)
+			switch {
+			case ok && secret && !strings.HasPrefix(text, "-"):
+				v[i] = Removed
+			case ok:
 				v[i] = Scrub(text)
 			}
+			secret = ok && secretFlag.MatchString(text)
 			clean(child)
 		}
 	}
@@ -114,6 +120,9 @@ func keep(from map[string]any, keys ...string) map[string]any {
 	}
 	return kept
 }
+
+// secretFlag is an argument whose value is the next one.
+var secretFlag = regexp.MustCompile(`(?i)^--?[a-z0-9._-]*(?:password|passwd|secret|token|api[-_]?key)$`)
 
 // tokens are what looks like a bearer token or a JSON web token, a password in a URL, or a key.
 var tokens = []struct {

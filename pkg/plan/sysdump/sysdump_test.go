@@ -25,12 +25,12 @@ func TestClean(t *testing.T) {
 			"kubectl.kubernetes.io/last-applied-configuration":"hidden1","example.com/note":"hidden2","coil.cybozu.com/pool":"blue","egress.coil.cybozu.com/internet":"nat","plain":"hidden3"}},
 		"spec":{"template":{"metadata":{"annotations":{"vault.example/secret":"hidden4"}},"spec":{"containers":[
 			{"name":"c","env":[{"name":"PASSWORD","value":"hidden5"},{"name":"NODE","valueFrom":{"fieldRef":{"fieldPath":"spec.nodeName"}}}],
-			 "args":["--token=hidden6","--v=2"],"livenessProbe":{"httpGet":{"httpHeaders":[{"name":"Authorization","value":"Basic hidden7"}]}}}]}}}}`)
+			 "args":["--token=hidden6","--db.password","hidden8","--secret","--v=2"],"livenessProbe":{"httpGet":{"httpHeaders":[{"name":"Authorization","value":"Basic hidden7"}]}}}]}}}}`)
 	Clean(o)
 	want := parse(t, `{"kind":"Deployment","metadata":{"name":"x","annotations":{"coil.cybozu.com/pool":"blue","egress.coil.cybozu.com/internet":"nat"}},
 		"spec":{"template":{"metadata":{"annotations":{}},"spec":{"containers":[
 			{"name":"c","env":[{"name":"PASSWORD","value":"REMOVED"},{"name":"NODE","valueFrom":{"fieldRef":{"fieldPath":"spec.nodeName"}}}],
-			 "args":["--token=REMOVED","--v=2"],"livenessProbe":{"httpGet":{"httpHeaders":[{"name":"Authorization","value":"REMOVED"}]}}}]}}}}`)
+			 "args":["--token=REMOVED","--db.password","REMOVED","--secret","--v=2"],"livenessProbe":{"httpGet":{"httpHeaders":[{"name":"Authorization","value":"REMOVED"}]}}}]}}}}`)
 	if d := cmp.Diff(want, o); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
