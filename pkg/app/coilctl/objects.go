@@ -173,6 +173,9 @@ func (t *tool) read(ctx context.Context, kinds []source) (inventory.Objects, err
 	return o, refusals(append(errs, notInstalled(kinds, absent)))
 }
 
+// errNotInstalled: the API server doesn't know kinds.
+var errNotInstalled = errors.New("Coil isn't installed, or a variant of it without them")
+
 // notInstalled is the error that none of Coil's kinds is installed, of those that are read. One kind beside others doesn't tell.
 func notInstalled(kinds []source, absent []bool) error {
 	var names []string
@@ -188,7 +191,7 @@ func notInstalled(kinds []source, absent []bool) error {
 	if len(names) < coils || coils == 0 || coils == 1 && len(kinds) > 1 {
 		return nil
 	}
-	return fmt.Errorf("the API server has no %s of coil.cybozu.com: Coil isn't installed, or a variant of it without them", plan.Enumerate(names))
+	return fmt.Errorf("the API server has no %s of coil.cybozu.com: %w", plan.Enumerate(names), errNotInstalled)
 }
 
 // refusals joins what an API server has refused. Where none has answered, one error tells as much as all.

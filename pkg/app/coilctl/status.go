@@ -47,12 +47,11 @@ func (o *statusOptions) run(ctx context.Context) error {
 		if err == nil {
 			err = o.leases(ctx, &f)
 		}
-		if err != nil {
+		left := time.Until(end)
+		if err != nil && (left <= 0 || !errors.Is(err, errNotInstalled) && !unanswered(err)) {
 			return err
 		}
-		seen, now = health.Look(f), f.Now
-		left := time.Until(end)
-		if len(seen.Findings) == 0 || left <= 0 {
+		if seen, now = health.Look(f), f.Now; err == nil && (len(seen.Findings) == 0 || left <= 0) {
 			break
 		}
 		select {

@@ -1,6 +1,7 @@
 package coilctl_test
 
 import (
+	"fmt"
 	"io"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/inventory"
 	"github.com/coil-net/coil/pkg/plan/page"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // Kinds that the variants egress-only and ipam-only don't have.
@@ -58,6 +60,38 @@ func TestVariants(t *testing.T) {
 		if !strings.Contains(out, tt.says) || !strings.Contains(errOut, tt.wrong) || tt.wrong != "" && (code != 1 || out != "") {
 			t.Errorf("%s without %q: exit code %d\n%s%s", tt.command, tt.absent, code, out, errOut)
 		}
+	}
+}
+
+// A script waits for an installation from before the definitions are there, and while the API server starts again.
+func TestWaitForInstallation(t *testing.T) {
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	a := serve(t, inventory.Objects{})
+	a.absent = slices.Concat(ofIPAM, ofEgress)
+	type result struct {
+		code        int
+		out, errOut string
+	}
+	ended := make(chan result, 1)
+	go func() {
+		code, out, errOut := a.run("coilctl", "status", "--wait=1m")
+		ended <- result{code, out, errOut}
+	}()
+	testkit.Eventually(t, 20*time.Second, "it asks", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if !slices.Contains(a.asked, "addresspools") {
+			return fmt.Errorf("it asks for %q", a.asked)
+		}
+		a.absent = nil
+		return nil
+	})
+	if r := <-ended; r.code != 0 || !strings.Contains(r.out, "AddressPool           0       none\n") || r.errOut != "" {
+		t.Errorf("exit code %d\n%s%s", r.code, r.out, r.errOut)
+	}
+	a.absent = slices.Concat(ofIPAM, ofEgress)
+	if code, _, errOut := a.run("coilctl", "status", "--wait=1ms"); code != 1 || !strings.Contains(errOut, "Coil isn't installed") {
+		t.Errorf("exit code %d, %s", code, errOut)
 	}
 }
 
