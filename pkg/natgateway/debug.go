@@ -43,11 +43,7 @@ func DebugPath(words []string) (string, error) {
 		a, err := netip.ParseAddr(words[1])
 		return "/client/" + a.WithZone("").String(), err
 	case len(words) == 2 && words[0] == "pod":
-		namespace, name, ok := strings.Cut(words[1], "/")
-		if !ok || namespace == "" || name == "" || strings.ContainsAny(words[1], "?#%") || strings.Contains(name, "/") {
-			return "", fmt.Errorf("%q isn't NAMESPACE/NAME of a pod", words[1])
-		}
-		return "/pod/" + namespace + "/" + name, nil
+		return inspection.PodPath("/pod/", words[1])
 	case len(words) == 3 && words[0] == "way":
 		from, err := netip.ParseAddr(words[1])
 		to, e := netip.ParseAddr(words[2])

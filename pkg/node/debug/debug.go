@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/coil-net/coil/pkg/ipam"
@@ -100,9 +99,9 @@ func Path(words []string) (string, error) {
 	case len(words) == 1 && slices.Contains([]string{"/node", PathRecord, PathDB}, "/"+words[0]):
 		return "/" + words[0], nil
 	case len(words) == 2 && words[0] == "pod":
-		return podPath("/pod/", words[1])
+		return inspection.PodPath("/pod/", words[1])
 	case len(words) == 3 && words[0] == "way":
-		path, err := podPath("/way/", words[1])
+		path, err := inspection.PodPath("/way/", words[1])
 		a, e := netip.ParseAddr(words[2])
 		return path + "/" + a.WithZone("").String(), errors.Join(err, e)
 	case len(words) == 6 && words[0] == "send":
@@ -112,14 +111,6 @@ func Path(words []string) (string, error) {
 		return "/address/" + a.WithZone("").String(), err
 	}
 	return "", errors.New("ask for pod NAMESPACE/NAME, for address ADDRESS, for way NAMESPACE/NAME ADDRESS, for send NAMESPACE/NAME PROTOCOL ADDRESS PORT COUNT, for node, for record or for db")
-}
-
-// podPath is a path with the name of a pod.
-func podPath(before, text string) (string, error) {
-	if namespace, name, ok := strings.Cut(text, "/"); ok && namespace != "" && name != "" && !strings.ContainsAny(name, "/?#%") && !strings.ContainsAny(namespace, "?#%") {
-		return before + namespace + "/" + name, nil
-	}
-	return "", fmt.Errorf("%q isn't NAMESPACE/NAME of a pod", text)
 }
 
 // question says what an answer is about.

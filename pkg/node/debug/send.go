@@ -23,7 +23,7 @@ func Sends(path string) bool { return strings.HasPrefix(path, pathSend) }
 
 // sendPath is the path of "send NAMESPACE/NAME PROTOCOL ADDRESS PORT COUNT", without the first word.
 func sendPath(words []string) (string, error) {
-	path, err := podPath(pathSend, words[0])
+	path, err := inspection.PodPath(pathSend, words[0])
 	if err != nil {
 		return "", err
 	}
