@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -86,31 +87,20 @@ func (a DatabaseAddress) Entered() (time.Time, bool) {
 
 // Write returns the database as one line of JSON of at most limit bytes. Of a longer one rows of addresses that nobody has are left out, and Truncated says so.
 func (d Database) Write(limit int, free func(state string) bool) ([]byte, error) {
-	text, err := json.Marshal(d)
-	if err != nil || len(text) < limit {
-		return append(text, '\n'), err
-	}
-	var held []DatabaseAddress
-	for _, a := range d.Addresses {
-		if !free(a.State) {
-			held = append(held, a)
+	all := len(d.Addresses)
+	return write(&d, limit, func() bool {
+		if d.Truncated != "" {
+			return false
 		}
-	}
-	d.Truncated = fmt.Sprintf("the answer is limited to %d bytes: %d of %d addresses are left out, which nobody has", limit, len(d.Addresses)-len(held), len(d.Addresses))
-	d.Addresses = held
-	if text, err = json.Marshal(d); err == nil && len(text) >= limit {
-		err = fmt.Errorf("an answer of %d bytes can't be made shorter than %d", len(text), limit)
-	}
-	return append(text, '\n'), err
+		d.Addresses = slices.DeleteFunc(slices.Clone(d.Addresses), func(a DatabaseAddress) bool { return free(a.State) })
+		d.Truncated = fmt.Sprintf("the answer is limited to %d bytes: %d of %d addresses are left out, which nobody has", limit, all-len(d.Addresses), all)
+		return true
+	})
 }
 
 // ParseDatabase reads a database.
 func ParseDatabase(text []byte) (*Database, error) {
-	var d Database
-	if err := json.Unmarshal(text, &d); err != nil {
-		return nil, fmt.Errorf("understand the record that coild tells: %w", err)
-	}
-	return &d, nil
+	return read[Database](text, "the record that coild tells")
 }
 
 // Sum tells who receives a file whether it is whole: "coild debug db" writes it on the standard error, as a line among others.

@@ -5,7 +5,6 @@
 package inspection
 
 import (
-	"encoding/json"
 	"fmt"
 	"time"
 )
@@ -200,17 +199,14 @@ const Limit = 256 << 10
 // Write returns the answer as one line of JSON of at most limit bytes. Of a longer one the ends of lists are left out, and Truncated says so.
 func (a Answer) Write(limit int) ([]byte, error) {
 	all := a
-	for {
-		text, err := json.Marshal(a)
-		if err != nil || len(text) < limit {
-			return append(text, '\n'), err
-		}
+	return write(&a, limit, func() bool {
 		if !a.shorten() {
-			return nil, fmt.Errorf("an answer of %d bytes can't be made shorter than %d", len(text), limit)
+			return false
 		}
 		a.Truncated = fmt.Sprintf("the answer is limited to %d bytes: it has %d of %d attachments, %d of %d blocks, %d of %d objects of the host, and %d of %d problems; ask for one pod",
 			limit, len(a.Attachments), len(all.Attachments), len(a.Blocks), len(all.Blocks), len(a.Host), len(all.Host), len(a.Problems), len(all.Problems))
-	}
+		return true
+	})
 }
 
 // shorten takes the second half of a list away, and says whether there was one.
@@ -237,13 +233,7 @@ func (a *Answer) shorten() bool {
 }
 
 // Parse reads an answer.
-func Parse(text []byte) (*Answer, error) {
-	var a Answer
-	if err := json.Unmarshal(text, &a); err != nil {
-		return nil, fmt.Errorf("understand the answer of coild: %w", err)
-	}
-	return &a, nil
-}
+func Parse(text []byte) (*Answer, error) { return read[Answer](text, "the answer of coild") }
 
 // Wrong returns the comparisons of a list that don't agree, or aren't known.
 func Wrong(all []Comparison) []Comparison {

@@ -1,7 +1,6 @@
 package inspection
 
 import (
-	"encoding/json"
 	"fmt"
 	"time"
 )
@@ -113,11 +112,7 @@ type RouterWay struct {
 // Write returns the answer as one line of JSON of at most limit bytes. Of a longer one the ends of lists are left out, and Truncated says so.
 func (a RouterAnswer) Write(limit int) ([]byte, error) {
 	all := a
-	for {
-		text, err := json.Marshal(a)
-		if err != nil || len(text) < limit {
-			return append(text, '\n'), err
-		}
+	return write(&a, limit, func() bool {
 		switch {
 		case len(a.Clients) > 0:
 			a.Clients = a.Clients[:len(a.Clients)/2]
@@ -128,18 +123,15 @@ func (a RouterAnswer) Write(limit int) ([]byte, error) {
 		case len(a.Shared)+len(a.Problems) > 0:
 			a.Shared, a.Problems = nil, nil
 		default:
-			return nil, fmt.Errorf("an answer of %d bytes can't be made shorter than %d", len(text), limit)
+			return false
 		}
 		a.Truncated = fmt.Sprintf("the answer is limited to %d bytes: it has %d of %d clients, %d of %d destinations, and %d of %d problems; ask for one client",
 			limit, len(a.Clients), len(all.Clients), len(a.Router.Destinations), len(all.Router.Destinations), len(a.Problems), len(all.Problems))
-	}
+		return true
+	})
 }
 
 // ParseRouter reads an answer of a router.
 func ParseRouter(text []byte) (*RouterAnswer, error) {
-	var a RouterAnswer
-	if err := json.Unmarshal(text, &a); err != nil {
-		return nil, fmt.Errorf("understand the answer of coil-egress: %w", err)
-	}
-	return &a, nil
+	return read[RouterAnswer](text, "the answer of coil-egress")
 }
