@@ -172,19 +172,7 @@ func (d *daemon) lookAtNode() inspection.Node {
 
 // way is how the kernel reaches an address.
 func (d *daemon) way(ctx context.Context, a netip.Addr) (string, error) {
-	h := d.network.Handle()
-	r, err := h.RouteTo(ctx, a, 0)
-	if errors.Is(err, rtnl.ErrNotExist) {
-		return "no route", nil
-	}
-	if err != nil {
-		return "", err
-	}
-	text := r.String()
-	if l, err := h.LinkByIndex(ctx, r.Link); err == nil {
-		text += " (" + l.Name + ")"
-	}
-	return text, nil
+	return d.network.Handle().Way(ctx, rtnl.Packet{To: a})
 }
 
 // follow is how packets of a pod go to an address: in the pod and, from its link, on the host.

@@ -11,7 +11,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/app/program"
-	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/natgateway"
 	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/plan/inspection"
@@ -80,22 +79,4 @@ func serveDebug(ctx context.Context, socket string, d *natgateway.Debug) error {
 		klog.FromContext(ctx).Error(err, "Nobody can ask what is wrong")
 	}
 	return nil
-}
-
-// ways tells the routes that packets take, with the names of their links.
-func ways(h *rtnl.Handle) func(context.Context, rtnl.Packet) (string, error) {
-	return func(ctx context.Context, p rtnl.Packet) (string, error) {
-		r, err := h.RouteOf(ctx, p)
-		if errors.Is(err, rtnl.ErrNotExist) {
-			return "no route", nil
-		}
-		if err != nil {
-			return "", err
-		}
-		text := r.String()
-		if l, err := h.LinkByIndex(ctx, r.Link); err == nil {
-			text += " (" + l.Name + ")"
-		}
-		return text, nil
-	}
 }

@@ -113,7 +113,7 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	})
 	group.Go(func() error { return errors.Join(router.Watch(ctx, changes), changes.Close()) })
 	group.Go(func() error { return router.Run(ctx) })
-	readers := natgateway.Readers{Tunnels: tunnels, Routes: routes, Rules: rules, Filter: filter, Way: ways(handle), Traffic: handle.Traffic, Sent: connections.Sent}
+	readers := natgateway.Readers{Tunnels: tunnels, Routes: routes, Rules: rules, Filter: filter, Way: handle.Way, Traffic: handle.Traffic, Sent: connections.Sent}
 	group.Go(func() error {
 		return serveDebug(ctx, o.DebugSocket, &natgateway.Debug{Gateway: router, Readers: readers, Version: program.Version(), NotReady: health.Ready})
 	})

@@ -192,6 +192,10 @@ func TestRouteOf(t *testing.T) {
 		if c.missing != errors.Is(err, rtnl.ErrNotExist) || !c.missing && (r.Table != c.table || r.Link != out) {
 			t.Errorf("%s: %s, %v", c.name, r, err)
 		}
+		way, err := h.Way(t.Context(), c.packet)
+		if err != nil || c.missing != (way == "no route") || !c.missing && !strings.HasSuffix(way, " (out0)") {
+			t.Errorf("%s: %q, %v", c.name, way, err)
+		}
 	}
 }
 

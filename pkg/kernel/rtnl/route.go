@@ -3,6 +3,7 @@ package rtnl
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -99,29 +100,39 @@ func (h *Handle) Routes(ctx context.Context, f dataplane.Family, table, protocol
 	return routes, err
 }
 
-// RouteTo returns the route that a packet from this host to an address takes:
-// the entry of the table, with its table. A link of 0 is any, another one is a
-// link that the packet must leave by. ErrNotExist if there is no route.
-func (h *Handle) RouteTo(ctx context.Context, to netip.Addr, link int) (Route, error) {
-	header := routeHeader(netip.PrefixFrom(to, to.BitLen()), 0, 0)
-	header.Flags = unix.RTM_F_FIB_MATCH
-	if to.Is4() {
-		// IPv6 always tells the table, and refuses the flag.
-		header.Flags |= unix.RTM_F_LOOKUP_TABLE
-	}
-	return h.lookUp(ctx, newRequest(unix.RTM_GETROUTE, 0, text("route get fibmatch %s oif %d", to, link), header,
-		address(unix.RTA_DST, to), numberIf(unix.RTA_OIF, uint32(link))))
-}
-
 // Packet is one of which it is asked how it goes.
 type Packet struct {
 	To netip.Addr
 	// From is its source; the zero Addr for one that this host chooses.
 	From netip.Addr
-	// In is the index of the link by which it came; 0 if it is this host's own.
-	In int
+	// In is the index of the link by which it came; 0 if it is this host's own. Out is that of a link that it must leave by; 0 is any.
+	In, Out int
 	// Mark is its mark (SO_MARK).
 	Mark uint32
+}
+
+// String is as ip-route(8) has it.
+func (p Packet) String() string {
+	text := p.To.String()
+	if p.From.IsValid() {
+		text += " from " + p.From.String()
+	}
+	if p.In != 0 {
+		text += fmt.Sprintf(" iif %d", p.In)
+	}
+	if p.Out != 0 {
+		text += fmt.Sprintf(" oif %d", p.Out)
+	}
+	if p.Mark != 0 {
+		text += fmt.Sprintf(" mark %#x", p.Mark)
+	}
+	return text
+}
+
+// RouteTo returns the route that a packet from this host to an address takes, as RouteOf. A link of 0 is any, another one is a
+// link that the packet must leave by.
+func (h *Handle) RouteTo(ctx context.Context, to netip.Addr, link int) (Route, error) {
+	return h.RouteOf(ctx, Packet{To: to, Out: link})
 }
 
 // RouteOf returns the route that a packet takes: the entry of the table, with its table. ErrNotExist if there is no route.
@@ -129,13 +140,30 @@ func (h *Handle) RouteOf(ctx context.Context, p Packet) (Route, error) {
 	header := routeHeader(netip.PrefixFrom(p.To, p.To.BitLen()), 0, 0)
 	header.Flags = unix.RTM_F_FIB_MATCH
 	if p.To.Is4() {
-		header.Flags |= unix.RTM_F_LOOKUP_TABLE // as in RouteTo
+		// IPv6 always tells the table, and refuses the flag.
+		header.Flags |= unix.RTM_F_LOOKUP_TABLE
 	}
 	if p.From.IsValid() {
 		header.Src_len = uint8(p.From.BitLen())
 	}
-	return h.lookUp(ctx, newRequest(unix.RTM_GETROUTE, 0, text("route get fibmatch %s from %s iif %d mark %#x", p.To, p.From, p.In, p.Mark), header,
-		address(unix.RTA_DST, p.To), address(unix.RTA_SRC, p.From), numberIf(unix.RTA_IIF, uint32(p.In)), numberIf(unix.RTA_MARK, p.Mark)))
+	return h.lookUp(ctx, newRequest(unix.RTM_GETROUTE, 0, text("route get fibmatch %s", p), header,
+		address(unix.RTA_DST, p.To), address(unix.RTA_SRC, p.From), numberIf(unix.RTA_IIF, uint32(p.In)), numberIf(unix.RTA_OIF, uint32(p.Out)), numberIf(unix.RTA_MARK, p.Mark)))
+}
+
+// Way tells people the route that a packet takes, with the name of its link.
+func (h *Handle) Way(ctx context.Context, p Packet) (string, error) {
+	r, err := h.RouteOf(ctx, p)
+	if errors.Is(err, ErrNotExist) {
+		return "no route", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	text := r.String()
+	if l, err := h.LinkByIndex(ctx, r.Link); err == nil {
+		text += " (" + l.Name + ")"
+	}
+	return text, nil
 }
 
 // lookUp asks for one route.
