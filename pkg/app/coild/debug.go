@@ -39,6 +39,8 @@ type debugOptions struct {
 	Options
 	Timeout time.Duration
 	path    string
+	// wrong says why the words ask for nothing; nil if they do.
+	wrong error
 }
 
 // waits are how long to wait for answers at most, by paths.
@@ -54,17 +56,10 @@ func waitFor(path string) time.Duration {
 
 // debugMain runs "coild debug" with the arguments after that, and returns the exit code: words, then flags.
 func debugMain(args []string) int {
-	words := 0
-	for words < len(args) && args[words] != "" && args[words][0] != '-' {
-		words++
-	}
+	words, flags := program.Words(args)
 	o := &debugOptions{}
-	var err error
-	if o.path, err = debug.Path(args[:words]); err != nil && len(args) == words {
-		fmt.Fprintf(os.Stderr, "coild %s: %v\n", debugCommand, err)
-		return 2
-	}
-	return program.Main("coild "+debugCommand, args[words:], o, o.run)
+	o.path, o.wrong = debug.Path(words)
+	return program.Main("coild "+debugCommand, flags, o, o.run)
 }
 
 // AddFlags implements program.Options.
@@ -75,12 +70,7 @@ func (o *debugOptions) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements program.Options.
 func (o *debugOptions) Validate() error {
-	errs := []error{program.Absolute("--socket", o.Socket), program.Positive("--timeout", o.Timeout)}
-	if o.path == "" {
-		_, err := debug.Path(nil)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	return errors.Join(o.wrong, program.Absolute("--socket", o.Socket), program.Positive("--timeout", o.Timeout))
 }
 
 // run prints the answer. Of a file it prints the sum on the standard error: what brings the output to its reader may cut it short.

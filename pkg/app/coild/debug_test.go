@@ -31,7 +31,7 @@ func TestDebugSocket(t *testing.T) {
 // Words that ask for nothing are a wrong use, as wrong flags are.
 func TestDebugUse(t *testing.T) {
 	for _, args := range [][]string{
-		{}, {"secrets"}, {"pod"}, {"pod", "a"}, {"address", "x"}, {"db", "x"}, {"--timeout=1s"}, {"pod", "a", "--timeout=1s"}, {"node", "--timeout=0s"}, {"node", "--socket=x"}, {"node", "--x"}, {"send", "shop/a", "tcp", "203.0.113.5", "443", "11"},
+		{}, {"secrets"}, {"pod"}, {"pod", "a"}, {"address", "x"}, {"db", "x"}, {"--timeout=1s"}, {"pod", "a", "--timeout=1s"}, {"address", "x", "--timeout=1s"}, {"node", "--timeout=0s"}, {"node", "--socket=x"}, {"node", "--x"}, {"send", "shop/a", "tcp", "203.0.113.5", "443", "11"},
 	} {
 		if code := debugMain(args); code != 2 {
 			t.Errorf("%q: exit code %d, want 2", args, code)

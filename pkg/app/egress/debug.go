@@ -27,21 +27,16 @@ type debugOptions struct {
 	Socket  string
 	Timeout time.Duration
 	path    string
+	// wrong says why the words ask for nothing; nil if they do.
+	wrong error
 }
 
 // debugMain runs "coil-egress debug" with the arguments after that, and returns the exit code: words, then flags.
 func debugMain(args []string) int {
-	words := 0
-	for words < len(args) && args[words] != "" && args[words][0] != '-' {
-		words++
-	}
+	words, flags := program.Words(args)
 	o := &debugOptions{}
-	var err error
-	if o.path, err = natgateway.DebugPath(args[:words]); err != nil && len(args) == words {
-		fmt.Fprintf(os.Stderr, "%s %s: %v\n", programName, debugCommand, err)
-		return 2
-	}
-	return program.Main(programName+" "+debugCommand, args[words:], o, o.run)
+	o.path, o.wrong = natgateway.DebugPath(words)
+	return program.Main(programName+" "+debugCommand, flags, o, o.run)
 }
 
 // AddFlags implements program.Options.
@@ -52,12 +47,7 @@ func (o *debugOptions) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements program.Options.
 func (o *debugOptions) Validate() error {
-	errs := []error{program.Absolute("--debug-socket", o.Socket), program.Positive("--timeout", o.Timeout)}
-	if o.path == "" {
-		_, err := natgateway.DebugPath(nil)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	return errors.Join(o.wrong, program.Absolute("--debug-socket", o.Socket), program.Positive("--timeout", o.Timeout))
 }
 
 // run prints the answer.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -75,6 +76,15 @@ func Main(name string, args []string, o Options, run func(context.Context) error
 	}
 	logger.Info("Ended", "program", name)
 	return 0
+}
+
+// Words splits the arguments of a command into the words that come first, and its flags.
+func Words(args []string) (words, flags []string) {
+	i := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") })
+	if i < 0 {
+		return args, nil
+	}
+	return args[:i], args[i:]
 }
 
 // version is that of a release, such as v3.0.0. The linker sets it (hack/pack).

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -62,6 +63,19 @@ func TestMainNamesProblems(t *testing.T) {
 	testkit.Check(t, stderr.Close())
 	if got, want := string(testkit.Must(os.ReadFile(stderr.Name()))(t)), "test: --a is wrong\ntest: --b is wrong\n"; got != want {
 		t.Errorf("standard error is %q, want %q", got, want)
+	}
+}
+
+func TestWords(t *testing.T) {
+	for _, tt := range []struct{ args, words, flags []string }{
+		{nil, nil, nil},
+		{[]string{"pod", "a"}, []string{"pod", "a"}, nil},
+		{[]string{"pod", "--socket", "x"}, []string{"pod"}, []string{"--socket", "x"}},
+		{[]string{"-h"}, nil, []string{"-h"}},
+	} {
+		if words, flags := Words(tt.args); !slices.Equal(words, tt.words) || !slices.Equal(flags, tt.flags) {
+			t.Errorf("%q: %q, %q", tt.args, words, flags)
+		}
 	}
 }
 
