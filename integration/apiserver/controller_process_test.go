@@ -3,7 +3,6 @@ package apiserver
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -36,7 +35,7 @@ type replica struct {
 func (c *cluster) start(t *testing.T, name string, flags ...string) *replica {
 	t.Helper()
 	bin := testkit.Must((&build.Builder{Log: os.Stderr}).Own(t.Context(), "cmd/coil-ipam-controller"))(t)
-	r := &replica{name: name, metrics: freeAddr(t), health: freeAddr(t)}
+	r := &replica{name: name, metrics: testkit.FreeAddr(t), health: testkit.FreeAddr(t)}
 	r.cmd = exec.Command(bin, append([]string{
 		"--kubeconfig=" + writeKubeconfig(t, c.serviceAccount(t)), "--metrics-addr=" + r.metrics, "--health-addr=" + r.health,
 		"--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s", "--leader-election-retry-period=300ms",
@@ -57,13 +56,6 @@ func (c *cluster) start(t *testing.T, name string, flags ...string) *replica {
 	})
 	t.Cleanup(r.kill)
 	return r
-}
-
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func writeKubeconfig(t *testing.T, cfg *rest.Config) string {

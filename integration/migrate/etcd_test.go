@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -44,9 +43,9 @@ func startEtcd(t *testing.T, ca *pki.Authority) *store {
 		t.Fatalf("%v: hack/setup.sh test installs it", err)
 	}
 	dir := t.TempDir()
-	s := &store{endpoint: freePort(t)}
+	s := &store{endpoint: testkit.FreeAddr(t)}
 	scheme, args := "http", []string{
-		"--data-dir=" + filepath.Join(dir, "data"), "--listen-peer-urls=http://" + freePort(t), "--unsafe-no-fsync", "--log-level=error",
+		"--data-dir=" + filepath.Join(dir, "data"), "--listen-peer-urls=http://" + testkit.FreeAddr(t), "--unsafe-no-fsync", "--log-level=error",
 	}
 	cfg := clientv3.Config{Endpoints: []string{s.endpoint}, DialTimeout: testkit.Timeout(10 * time.Second), Logger: zap.NewNop()}
 	if ca != nil {
@@ -80,13 +79,6 @@ func startEtcd(t *testing.T, ca *pki.Authority) *store {
 		return err
 	})
 	return s
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // put writes keys below the prefix of Coil v1.

@@ -3,7 +3,6 @@ package monitoring
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -62,13 +61,6 @@ func TestPrometheus(t *testing.T) {
 	drawPages(t, p, began)
 }
 
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // checkText compares what a program exports with what is known of it.
 func checkText(t *testing.T, known map[string]metric, text string) {
 	t.Helper()
@@ -110,7 +102,7 @@ type server struct{ draw.Prometheus }
 
 func startPrometheus(t *testing.T, targets []target) server {
 	t.Helper()
-	dir, addr := t.TempDir(), freeAddr(t)
+	dir, addr := t.TempDir(), testkit.FreeAddr(t)
 	var config strings.Builder
 	fmt.Fprintf(&config, "global: {scrape_interval: %[2]s, scrape_timeout: %[2]s, evaluation_interval: 1s}\nrule_files: [%[1]s]\nscrape_configs:\n",
 		testkit.Must(filepath.Abs(filepath.Join(folder, "rules.yaml")))(t), scrapeInterval)

@@ -48,7 +48,7 @@ var outside = []netip.AddrPort{netip.MustParseAddrPort("203.0.113.1:8000"), neti
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	ctx, ipam := t.Context(), freeAddr(t)
+	ctx, ipam := t.Context(), testkit.FreeAddr(t)
 	w := &world{t: t, Rig: rigtest.NewWith(t, rig.Options{Tags: []string{rig.StandInTunnels}, ControllerFlags: []string{"--metrics-addr=" + ipam}})}
 	testkit.Check(t, w.AddPool(ctx, "default", 2, rig.Dual("10.1.0.0/22", "fd01::/118")),
 		w.AddPool(ctx, "partners", 0, rig.Dual("10.255.101.0/28", "fd00:255::1:100/124")), w.Announce(ctx, "partners", v2.AnnounceNeighbor),
@@ -88,7 +88,7 @@ func (w *world) inside(n *rig.Node, address string, as target) {
 // control starts a controller.
 func (w *world) control(component string, p *rig.Program) {
 	w.t.Helper()
-	addr := freeAddr(w.t)
+	addr := testkit.FreeAddr(w.t)
 	p.Args = append(p.Args, "--metrics-addr="+addr)
 	testkit.Check(w.t, p.Start())
 	w.t.Cleanup(func() {

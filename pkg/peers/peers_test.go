@@ -96,15 +96,9 @@ func (n *node) counts(t *testing.T, result string, want float64) {
 	})
 }
 
-func freePort(t *testing.T) int {
-	conn := testkit.Must(net.ListenPacket("udp4", "0.0.0.0:0"))(t)
-	defer conn.Close()
-	return conn.LocalAddr().(*net.UDPAddr).Port
-}
-
 // pair are two nodes that know each other.
 func pair(t *testing.T) (a, b *node, port int) {
-	port = freePort(t)
+	port = testkit.FreeUDPPort(t)
 	a, b = start(t, "a", port, "127.8.0.1"), start(t, "b", port, "127.8.0.2")
 	where := map[string][]netip.Addr{"a": {a.addr}, "b": {b.addr}}
 	a.Peers.Peers(where)
@@ -127,7 +121,7 @@ func TestKeysAreChanged(t *testing.T) {
 
 // A node of two families is asked at the first address that this node can send to.
 func TestFamilies(t *testing.T) {
-	port := freePort(t)
+	port := testkit.FreeUDPPort(t)
 	a, b := start(t, "a", port, "::1"), start(t, "b", port, "127.8.0.2")
 	a.set(func(n *node) { n.addrs = append(n.addrs, netip.MustParseAddr("127.8.0.1")) })
 	a.Moved()
@@ -157,7 +151,7 @@ func TestAddressesChange(t *testing.T) {
 
 // A port that another program has is tried again.
 func TestPortIsTaken(t *testing.T) {
-	port := freePort(t)
+	port := testkit.FreeUDPPort(t)
 	taken := testkit.Must(net.ListenPacket("udp4", fmt.Sprintf("127.8.0.4:%d", port)))(t)
 	a, b := start(t, "a", port, "127.8.0.4"), start(t, "b", port, "127.8.0.5")
 	where := map[string][]netip.Addr{"a": {a.addr}, "b": {b.addr}}
@@ -199,7 +193,7 @@ func TestFloods(t *testing.T) {
 func TestEndsWithoutSockets(t *testing.T) {
 	before := runtime.NumGoroutine()
 	t.Run("", func(t *testing.T) {
-		start(t, "a", freePort(t), "192.0.2.1") // which this machine hasn't
+		start(t, "a", testkit.FreeUDPPort(t), "192.0.2.1") // which this machine hasn't
 		pair(t)
 	})
 	testkit.Eventually(t, 5*time.Second, "no goroutine is left", func() error {

@@ -214,18 +214,10 @@ func (a *api) use(t *testing.T, host string) kube.Clients {
 	return testkit.Must(kube.NewClients(cfg))(t)
 }
 
-// gone returns an address that refuses connections.
-func gone(t *testing.T) string {
-	t.Helper()
-	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	testkit.Check(t, l.Close())
-	return l.Addr().String()
-}
-
 // A server that is reached by its own address has to have a certificate for the configured host. All clients have one connection.
 func TestCertificate(t *testing.T) {
 	a := newAPI(t)
-	_, port, _ := net.SplitHostPort(gone(t))
+	_, port, _ := net.SplitHostPort(testkit.FreeAddr(t))
 	c := a.use(t, net.JoinHostPort("127.0.0.1", port)) // which the certificate names
 	for range 3 {
 		for name, err := range map[string]error{

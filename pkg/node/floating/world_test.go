@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -145,7 +144,7 @@ func newWorld(t *testing.T, nodes, addresses int, change ...func(*world)) *world
 		t: t, api: fakeapi.New(t, map[string]runtime.Object{blockResource: &v2.AddressBlockList{}}),
 		net: int(worlds.Add(1)), key: []byte("a key of 32 bytes, known to all."),
 	}
-	w.port = freePort(t)
+	w.port = testkit.FreeUDPPort(t)
 	for i := range nodes {
 		w.nodes = append(w.nodes, &node{
 			world: w, name: fmt.Sprintf("n%d", i), addr: netip.AddrFrom4([4]byte{127, 7, byte(w.net), byte(1 + i)}),
@@ -181,13 +180,6 @@ func newWorld(t *testing.T, nodes, addresses int, change ...func(*world)) *world
 	})
 	t.Cleanup(w.exclusive)
 	return w
-}
-
-// freePort is a UDP port that nobody has at any address of the loopback.
-func freePort(t *testing.T) int {
-	conn := testkit.Must(net.ListenPacket("udp4", "0.0.0.0:0"))(t)
-	defer conn.Close()
-	return conn.LocalAddr().(*net.UDPAddr).Port
 }
 
 // start begins a life of the program on a node.
