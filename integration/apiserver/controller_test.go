@@ -167,17 +167,7 @@ var election = leading.Options{Election: leader.Election{
 // run runs the program until the returned function is called, at the latest when the test ends.
 func (c *cluster) run(t testing.TB, cfg *rest.Config, o *ipamcontroller.Options) (stop func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- ipamcontroller.Run(ctx, cfg, o) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("coil-ipam-controller ended with %v", err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
+	return testkit.Background(t.Context(), t, func(ctx context.Context) error { return ipamcontroller.Run(ctx, cfg, o) })
 }
 
 // node makes a Node.

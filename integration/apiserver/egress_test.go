@@ -154,17 +154,7 @@ func (c *egressCluster) startCounting(t testing.TB) {
 
 func (c *egressCluster) startWith(t testing.TB, cfg *rest.Config, o *egresscontroller.Options) (stop func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- egresscontroller.Run(ctx, cfg, o) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("coil-egress-controller ended with %v", err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
+	return testkit.Background(context.WithoutCancel(t.Context()), t, func(ctx context.Context) error { return egresscontroller.Run(ctx, cfg, o) })
 }
 
 // egress makes an Egress from the YAML of its spec.

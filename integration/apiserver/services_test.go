@@ -52,25 +52,11 @@ func servicesCluster(t *testing.T) *served {
 
 // start runs coil-lb-controller until the returned function is called.
 func (s *served) start() (stop func()) {
-	ctx, cancel := context.WithCancel(s.t.Context())
-	done := make(chan error, 1)
 	cfg := testkit.Must(s.api.UserConfig("system:serviceaccount:kube-system:coil-lb-controller", "system:serviceaccounts", "system:serviceaccounts:kube-system"))(s.t)
 	cfg.WarningHandler = rest.NoWarnings{} // one about the name of the finalizer in each answer
-	go func() {
-		done <- lbcontroller.Run(ctx, cfg, &lbcontroller.Options{CloudResync: time.Minute, Options: election, Namespace: "kube-system", DefaultPool: "services"})
-	}()
-	var once bool
-	stop = func() {
-		if cancel(); once {
-			return
-		}
-		once = true
-		if err := <-done; err != nil {
-			s.t.Errorf("coil-lb-controller ended with %v", err)
-		}
-	}
-	s.t.Cleanup(stop)
-	return stop
+	return testkit.Background(s.t.Context(), s.t, func(ctx context.Context) error {
+		return lbcontroller.Run(ctx, cfg, &lbcontroller.Options{CloudResync: time.Minute, Options: election, Namespace: "kube-system", DefaultPool: "services"})
+	})
 }
 
 // make makes a Service of the class.

@@ -122,17 +122,19 @@ func (sc *scene) boot() {
 		gatewayResource: func(_, _ fakeapi.Object) { sc.allChanged() },
 		nodeResource:    func(_, _ fakeapi.Object) { sc.allChanged() },
 		poolResource:    func(_, _ fakeapi.Object) { sc.allChanged() },
-		blockResource:   func(a, b fakeapi.Object) { sc.blockChanged(as[v2.AddressBlock](a), as[v2.AddressBlock](b)) },
+		blockResource: func(a, b fakeapi.Object) {
+			sc.blockChanged(fakeapi.As[v2.AddressBlock](a), fakeapi.As[v2.AddressBlock](b))
+		},
 		serviceResource: func(a, b fakeapi.Object) {
 			for _, o := range []fakeapi.Object{a, b} {
-				if s := as[corev1.Service](o); s != nil {
+				if s := fakeapi.As[corev1.Service](o); s != nil {
 					sc.serviceChanged(s.Namespace + "/" + s.Name)
 				}
 			}
 		},
 		sliceResource: func(a, b fakeapi.Object) {
 			for _, o := range []fakeapi.Object{a, b} {
-				if s := as[discoveryv1.EndpointSlice](o); s != nil {
+				if s := fakeapi.As[discoveryv1.EndpointSlice](o); s != nil {
 					sc.serviceChanged(serviceOf(s)...)
 				}
 			}
@@ -142,11 +144,6 @@ func (sc *scene) boot() {
 		gatewayResource: cfg.Gateways.GetIndexer(), blockResource: cfg.Blocks.GetIndexer(), serviceResource: cfg.Services.GetIndexer(),
 		sliceResource: cfg.Slices.GetIndexer(), nodeResource: cfg.Nodes.GetIndexer(), poolResource: cfg.Pools.GetIndexer(),
 	}, func(resource string, before, after fakeapi.Object) { handlers[resource](before, after) })
-}
-
-func as[T any](o fakeapi.Object) *T {
-	p, _ := any(o).(*T)
-	return p
 }
 
 // spec changes the spec of the machine's LoadBalancerGateway.

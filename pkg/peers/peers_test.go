@@ -1,7 +1,6 @@
 package peers
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -59,15 +58,7 @@ func start(t *testing.T, name string, port int, addr string) *node {
 		Receive: func(from string, m holding.Message) { n.got <- fmt.Sprintf("%s %d", from, m.Kind) },
 		Accept:  echo,
 	}, prometheus.NewRegistry())
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- n.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	testkit.Background(t.Context(), t, n.Run)
 	return n
 }
 

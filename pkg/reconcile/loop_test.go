@@ -14,19 +14,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
-func start(t *testing.T, l *Loop[string]) context.CancelFunc {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- l.Run(ctx, 2) }()
-	return func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run returned %v", err)
-		}
-	}
+func start(t *testing.T, l *Loop[string]) (stop func()) {
+	return testkit.Background(t.Context(), t, func(ctx context.Context) error { return l.Run(ctx, 2) })
 }
 
 func TestLoopRetriesForEver(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/openstack"
+	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
@@ -46,7 +47,6 @@ func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
 	synctest.Test(t, func(t *testing.T) {
 		sc := &scene{t: t, s: fakeapi.New(t, nil), cloud: &project{addresses: map[string]openstack.Address{}, pairs: map[string][]netip.Prefix{}, foreign: map[netip.Addr]bool{}}}
 		sc.start()
-		t.Cleanup(func() { sc.stop() })
 		do(t, sc)
 	})
 }
@@ -83,15 +83,7 @@ func (sc *scene) start() {
 		}
 	})
 	sc.DeliverAll()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(sc.t.Context()))
-	done := make(chan error, 1)
-	go func(c *Controller) { done <- c.Run(ctx) }(sc.Controller)
-	sc.stop = func() {
-		cancel()
-		if err := <-done; err != nil {
-			sc.t.Error(err)
-		}
-	}
+	sc.stop = testkit.Background(context.WithoutCancel(sc.t.Context()), sc.t, sc.Controller.Run)
 }
 
 // run lets time pass.

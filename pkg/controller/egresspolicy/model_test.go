@@ -58,7 +58,6 @@ func newScene(t *testing.T) *scene {
 	sc.core.PrependReactor("*", "*", sc.s.React)
 	sc.coil.PrependReactor("*", "*", sc.s.React)
 	sc.start()
-	t.Cleanup(func() { sc.stop() })
 	return sc
 }
 
@@ -81,25 +80,25 @@ func (sc *scene) start() {
 	sc.synced = nil // the caches are filled by hand
 	handlers := map[string]func(before, after fakeapi.Object){
 		policyResource: func(a, b fakeapi.Object) {
-			sc.policyChanged(subjectOf(as[v2.EgressPolicy](a), ofPolicy), subjectOf(as[v2.EgressPolicy](b), ofPolicy))
+			sc.policyChanged(subjectOf(fakeapi.As[v2.EgressPolicy](a), ofPolicy), subjectOf(fakeapi.As[v2.EgressPolicy](b), ofPolicy))
 		},
 		clusterResource: func(a, b fakeapi.Object) {
-			sc.policyChanged(subjectOf(as[v2.EgressClusterPolicy](a), ofClusterPolicy), subjectOf(as[v2.EgressClusterPolicy](b), ofClusterPolicy))
+			sc.policyChanged(subjectOf(fakeapi.As[v2.EgressClusterPolicy](a), ofClusterPolicy), subjectOf(fakeapi.As[v2.EgressClusterPolicy](b), ofClusterPolicy))
 		},
 		egressResource: func(a, b fakeapi.Object) {
-			sc.egressMayHaveChanged(as[v2.Egress](a), as[v2.Egress](b))
+			sc.egressMayHaveChanged(fakeapi.As[v2.Egress](a), fakeapi.As[v2.Egress](b))
 		},
-		podResource: func(a, b fakeapi.Object) { sc.podChanged(as[corev1.Pod](a), as[corev1.Pod](b)) },
+		podResource: func(a, b fakeapi.Object) { sc.podChanged(fakeapi.As[corev1.Pod](a), fakeapi.As[corev1.Pod](b)) },
 		serviceResource: func(a, b fakeapi.Object) {
-			if x, y := as[corev1.Service](a), as[corev1.Service](b); x == nil || y == nil || !sameSelector(x, y) {
-				sc.serviceChanged(either(y, x))
+			if x, y := fakeapi.As[corev1.Service](a), fakeapi.As[corev1.Service](b); x == nil || y == nil || !sameSelector(x, y) {
+				sc.serviceChanged(fakeapi.Last[corev1.Service](a, b))
 			}
 		},
 		nsResource: func(a, b fakeapi.Object) {
-			sc.namespaceChanged(as[metav1.PartialObjectMetadata](a), as[metav1.PartialObjectMetadata](b))
+			sc.namespaceChanged(fakeapi.As[metav1.PartialObjectMetadata](a), fakeapi.As[metav1.PartialObjectMetadata](b))
 		},
 		sliceResource: func(a, b fakeapi.Object) {
-			sc.sliceChanged(as[discoveryv1.EndpointSlice](a), as[discoveryv1.EndpointSlice](b))
+			sc.sliceChanged(fakeapi.As[discoveryv1.EndpointSlice](a), fakeapi.As[discoveryv1.EndpointSlice](b))
 		},
 	}
 	sc.View = sc.s.View(map[string]cache.Indexer{
@@ -111,27 +110,7 @@ func (sc *scene) start() {
 		}
 	})
 	sc.DeliverAll()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(sc.t.Context()))
-	done := make(chan error, 1)
-	go func(c *Controller) { done <- c.Run(ctx) }(sc.Controller)
-	sc.stop = func() {
-		cancel()
-		if err := <-done; err != nil {
-			sc.t.Error(err)
-		}
-	}
-}
-
-func as[T any](o fakeapi.Object) *T {
-	p, _ := any(o).(*T)
-	return p
-}
-
-func either[T any](a, b *T) *T {
-	if a != nil {
-		return a
-	}
-	return b
+	sc.stop = testkit.Background(context.WithoutCancel(sc.t.Context()), sc.t, sc.Controller.Run)
 }
 
 // settle lets the controller work until it has nothing to do, also by its clock.

@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
@@ -85,7 +86,6 @@ func newScene(t *testing.T) *scene {
 		sc.node(i, true)
 	}
 	sc.start()
-	t.Cleanup(func() { sc.stop() })
 	return sc
 }
 
@@ -117,23 +117,25 @@ func (sc *scene) start() {
 	sc.synced, sc.policies.synced = nil, nil // the caches are filled by hand
 	handlers := map[string]func(before, after fakeapi.Object){
 		serviceResource: func(a, b fakeapi.Object) {
-			sc.serviceChanged(either(as[corev1.Service](b), as[corev1.Service](a)))
-			sc.portsChanged(as[corev1.Service](a), as[corev1.Service](b))
+			sc.serviceChanged(fakeapi.Last[corev1.Service](a, b))
+			sc.portsChanged(fakeapi.As[corev1.Service](a), fakeapi.As[corev1.Service](b))
 		},
 		policyResource: func(a, b fakeapi.Object) {
-			sc.policyChanged(either(as[networkingv1.NetworkPolicy](b), as[networkingv1.NetworkPolicy](a)))
+			sc.policyChanged(fakeapi.Last[networkingv1.NetworkPolicy](a, b))
 		},
 		nodeResource: func(a, b fakeapi.Object) { sc.nodeChanged(nil) },
 		sliceResource: func(a, b fakeapi.Object) {
-			sc.sliceChanged(either(as[discoveryv1.EndpointSlice](b), as[discoveryv1.EndpointSlice](a)))
-			sc.endpointsChanged(either(as[discoveryv1.EndpointSlice](b), as[discoveryv1.EndpointSlice](a)))
+			sc.sliceChanged(fakeapi.Last[discoveryv1.EndpointSlice](a, b))
+			sc.endpointsChanged(fakeapi.Last[discoveryv1.EndpointSlice](a, b))
 		},
 		poolResource:  func(a, b fakeapi.Object) { sc.replan() },
-		claimResource: func(a, b fakeapi.Object) { sc.claimChanged(either(as[v2.AddressClaim](b), as[v2.AddressClaim](a))) },
-		blockResource: func(a, b fakeapi.Object) { sc.blockChanged(as[v2.AddressBlock](a), as[v2.AddressBlock](b)) },
+		claimResource: func(a, b fakeapi.Object) { sc.claimChanged(fakeapi.Last[v2.AddressClaim](a, b)) },
+		blockResource: func(a, b fakeapi.Object) {
+			sc.blockChanged(fakeapi.As[v2.AddressBlock](a), fakeapi.As[v2.AddressBlock](b))
+		},
 		gatewayResource: func(a, b fakeapi.Object) {
-			sc.gatewayChanged(as[v2.LoadBalancerGateway](a), as[v2.LoadBalancerGateway](b))
-			sc.masqueradeChanged(as[v2.LoadBalancerGateway](a), as[v2.LoadBalancerGateway](b))
+			sc.gatewayChanged(fakeapi.As[v2.LoadBalancerGateway](a), fakeapi.As[v2.LoadBalancerGateway](b))
+			sc.masqueradeChanged(fakeapi.As[v2.LoadBalancerGateway](a), fakeapi.As[v2.LoadBalancerGateway](b))
 		},
 	}
 	core, discovery := cfg.Cluster.Core().V1(), cfg.Cluster.Discovery().V1()
@@ -147,27 +149,7 @@ func (sc *scene) start() {
 		}
 	})
 	sc.DeliverAll()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(sc.t.Context()))
-	done := make(chan error, 1)
-	go func(c *Controller) { done <- c.Run(ctx) }(sc.Controller)
-	sc.stop = func() {
-		cancel()
-		if err := <-done; err != nil {
-			sc.t.Error(err)
-		}
-	}
-}
-
-func as[T any](o fakeapi.Object) *T {
-	p, _ := any(o).(*T)
-	return p
-}
-
-func either[T any](a, b *T) *T {
-	if a != nil {
-		return a
-	}
-	return b
+	sc.stop = testkit.Background(context.WithoutCancel(sc.t.Context()), sc.t, sc.Controller.Run)
 }
 
 // elsewhere is an address that no claim gets, since another object has it.

@@ -252,16 +252,7 @@ func newBench(t *testing.T) *bench {
 			b.warnings = append(b.warnings, reason+": "+fmt.Sprintf(format, args...))
 		},
 	}, s, b.supply, b.net, b.links)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- b.Run(ctx) }()
-	b.end = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	t.Cleanup(b.end)
+	b.end = testkit.Background(t.Context(), t, b.Run)
 	return b
 }
 

@@ -31,15 +31,7 @@ func (c closing) Close() error { *c.closed++; return nil }
 func served(t *testing.T, s *Server) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "coild-debug.sock")
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx, socket) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	testkit.Background(t.Context(), t, func(ctx context.Context) error { return s.Serve(ctx, socket) })
 	testkit.Eventually(t, 5*time.Second, "the socket is served", func() error { _, err := os.Stat(socket); return err })
 	return socket
 }

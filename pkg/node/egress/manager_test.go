@@ -20,6 +20,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func TestAdd(t *testing.T) {
@@ -94,15 +95,7 @@ func TestAdd(t *testing.T) {
 
 // running runs the loop of a manager in a bubble of synctest.
 func running(t *testing.T, m *Manager) (stop func()) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- m.Run(ctx) }()
-	return func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
+	return testkit.Background(t.Context(), t, func(ctx context.Context) error { return m.Run(ctx) })
 }
 
 func TestLiveChanges(t *testing.T) {

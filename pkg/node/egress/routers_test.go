@@ -15,6 +15,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // direct makes Egress net/a one with routers, as "10.1.1.1 live, ...".
@@ -40,15 +41,10 @@ func (w *world) silence(silent bool, routers ...string) {
 
 // asking is running, and asks routers, too.
 func asking(t *testing.T, m *Manager) (stop func()) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- m.health().Run(ctx, m) }()
+	stopAsking := testkit.Background(t.Context(), t, func(ctx context.Context) error { return m.health().Run(ctx, m) })
 	stopLoop := running(t, m)
 	return func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		stopAsking()
 		stopLoop()
 	}
 }

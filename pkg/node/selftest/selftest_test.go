@@ -22,12 +22,8 @@ func start(t *testing.T) uint16 {
 			l.Close()
 			continue
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- Server{Name: "p"}.serve(ctx, l.(*net.TCPListener), u.(*net.UDPConn)) }()
-		t.Cleanup(func() {
-			cancel()
-			testkit.Check(t, <-ended)
+		testkit.Background(t.Context(), t, func(ctx context.Context) error {
+			return Server{Name: "p"}.serve(ctx, l.(*net.TCPListener), u.(*net.UDPConn))
 		})
 		return uint16(port)
 	}

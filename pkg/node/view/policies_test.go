@@ -25,6 +25,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // policyAt is an EgressPolicy of namespace shop as it was at a resource version.
@@ -385,15 +386,7 @@ func TestNewPods(t *testing.T) {
 		none.Bookmark("1000")
 		e.policies.cluster.cached = kube.Cache[v2.EgressClusterPolicy]{Indexer: none}
 		e.policies.pods.asking = reconcile.New("new-pods", e.ask, nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- e.Run(ctx) }()
-		defer func() {
-			cancel()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-		}()
+		testkit.Background(t.Context(), t, e.Run)
 		changed := 0
 		h := e.policies.pods.handler(func(*metav1.PartialObjectMetadata) { changed++ })
 		pod := func(name, version string) *metav1.PartialObjectMetadata {

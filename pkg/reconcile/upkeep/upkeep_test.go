@@ -16,6 +16,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 const kind, otherKind = "route", "rule"
@@ -43,15 +44,9 @@ func run(t *testing.T, cfg Config, test func(*bench)) {
 			return nil
 		}
 		b.Loop = New(cfg, b.repairs, reconcile.NewMetrics(nil))
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- b.Run(ctx) }()
+		testkit.Background(t.Context(), t, func(ctx context.Context) error { return b.Run(ctx) })
 		synctest.Wait()
 		test(b)
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
 	})
 }
 

@@ -37,6 +37,20 @@ type Object interface {
 	runtime.Object
 }
 
+// As is an object of a type; nil if there is no object, or it is of another one.
+func As[T any](o Object) *T {
+	p, _ := any(o).(*T)
+	return p
+}
+
+// Last is an object after a change or, if it is gone, before it.
+func Last[T any](before, after Object) *T {
+	if p := As[T](after); p != nil {
+		return p
+	}
+	return As[T](before)
+}
+
 // Server has objects of all kinds.
 type Server struct {
 	// Fault may fail a call before it is done, or after, so that its answer is lost. It may be nil. It is called with the server locked.

@@ -112,12 +112,9 @@ func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
 				sc.begun++
 			},
 		}, nil, prometheus.NewRegistry())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- sc.Run(ctx) }()
+		stop := testkit.Background(t.Context(), t, sc.Run)
 		do(t, sc)
-		cancel()
-		testkit.Check(t, <-done)
+		stop()
 		if sc.kernel.twice {
 			t.Error("two calls for one address were under way at once")
 		}
