@@ -10,14 +10,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -166,17 +163,8 @@ func (o *drainOptions) look(ctx context.Context, name string) (drain.Plan, error
 		return drain.Plan{}, fmt.Errorf("list Namespaces: %w", err)
 	}
 	p := drain.New(f)
-	pods := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return o.core.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
-	})
-	err = pods.EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-		if pod, ok := obj.(*corev1.Pod); ok {
-			p.Add(pod)
-		}
-		return nil
-	})
-	if err != nil {
-		return drain.Plan{}, fmt.Errorf("list Pods: %w", err)
+	if err := eachPod(ctx, o.core, p.Add); err != nil {
+		return drain.Plan{}, err
 	}
 	return p.Plan(), nil
 }

@@ -14,9 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/pager"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/fencing"
@@ -97,19 +95,13 @@ func (o *releaseOptions) look(ctx context.Context, name string) (f fencing.Facts
 			return f, fmt.Errorf("read Node %s: %w", node, err)
 		}
 	}
-	pods := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return o.on.core.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
-	})
-	err = pods.EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-		if p, ok := obj.(*corev1.Pod); ok {
-			if _, has := fencing.Has(f.Block, p); has {
-				f.Pods = append(f.Pods, p)
-			}
+	err = eachPod(ctx, o.on.core, func(p *corev1.Pod) {
+		if _, has := fencing.Has(f.Block, p); has {
+			f.Pods = append(f.Pods, p)
 		}
-		return nil
 	})
 	if err != nil {
-		return f, fmt.Errorf("list Pods: %w", err)
+		return f, err
 	}
 	if f.Node == nil {
 		return f, nil
