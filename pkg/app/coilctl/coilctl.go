@@ -1,6 +1,14 @@
 // Package coilctl composes coilctl, the operator's command.
 //
 // It owns commands, flags, and what is printed. It must not decide what is right or wrong in a cluster.
+//
+// A command is in the file of its name, and in those whose names begin so: its flags and help first, then what it does. Beside them:
+//
+//	lists.go           the form of the commands that list objects (nodes, blocks, ...), and watch.go their --watch
+//	objects.go         which kinds of objects these read, and status, pools and serve, too; fetch.go reads lists for one question
+//	examiner*.go       reads what package diagnosis judges, for why, trace, db check and selftest
+//	ask.go             runs "coild debug" and "coil-egress debug" in pods
+//	output.go          formats and colours; complete.go completes names in shells
 package coilctl
 
 import (

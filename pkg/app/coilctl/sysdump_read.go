@@ -42,7 +42,7 @@ const (
 	metricsLimit = 8 << 20
 )
 
-// surveyed is what decides what is read.
+// surveyed is what a cluster has, which decides what is read of it.
 type surveyed struct {
 	at    time.Time
 	nodes []string
