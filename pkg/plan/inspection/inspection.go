@@ -1,7 +1,7 @@
 // Package inspection has what a node's coild answers when somebody asks what is wrong.
 //
-// It owns the form of the answer, in which coild writes it and coilctl reads it, and how a long one is cut. It must not know how anything is found out, nor what follows
-// from it.
+// Routers of Egresses answer, too. It owns the words of questions, the form of answers, in which these programs write them and coilctl reads them, and how a long one is cut. It
+// must not know how anything is found out, nor what follows from it.
 package inspection
 
 import (
