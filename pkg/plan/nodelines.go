@@ -10,6 +10,9 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
 
+// Of a floating address each node may see something else. So the conditions Conflicting and ForwardingBlocked of its AddressBlock have a line of each
+// node that has seen what they tell, which begins with "node n1: ". A node changes its own line alone.
+
 // AtNode is how lines of messages of the conditions of an AddressBlock begin: with the node that has seen what they tell.
 func AtNode(node string) string { return "node " + node + ": " }
 

@@ -1,7 +1,16 @@
 // Package client derives, from the Egresses that a pod uses, what there should be in the pod's network
 // namespace, and what its node keeps of its packets.
 //
-// It must not know what routers make of these packets.
+// It must not know what routers make of these packets. Its words are:
+//
+//	peer      an address of an Egress's Service, to which packets are sent unless the Egress is direct
+//	direct    packets are sent to the routers themselves, by a group of nexthop objects: Members take flows, others keep those that they have
+//	switched  direct since a moment ago, or not any more: flows stay where they are
+//	closed    nothing is sent to a destination: its routes make it unreachable, or lead into a sink
+//	sink      a link by which packets get lost, for destinations to which answers must find a route; see dataplane.MetricSink
+//	claim     a destination, and the Egress that gets its packets
+//	stray     a router that isn't used, since its address is in a destination of another Egress
+//	pin       a rule that keeps the flow of one socket with the router that it has
 package client
 
 import (

@@ -20,8 +20,8 @@ const (
 	MostTunnels = 1024
 )
 
-// mostClosed is how many destinations are closed one by one. Of more, mostClosing private and mostClosing public
-// ranges are closed, beside parts of the destinations of others.
+// mostClosed is how many destinations are closed one by one. More of them are closed by ranges that have them all: by at most mostClosing private and
+// as many public ones, and by parts of the destinations of Egresses that are used; see Closing.
 const (
 	mostClosed  = 512
 	mostClosing = 128

@@ -99,7 +99,7 @@ func maxPerClient(egress *v2.Egress, tracked int) int {
 // sharedRange is between private and public addresses (RFC 6598); some clusters give it to pods.
 var sharedRange = netip.MustParsePrefix("100.64.0.0/10")
 
-// askers returns the askers of a router of an Egress. Private addresses are among them, because not every
+// askers returns the addresses that may ask a router of an Egress at Ports, as for its metrics. Private addresses are among them, because not every
 // network plugin says which ones its nodes and pods have.
 func askers(cfg Config, egress *v2.Egress) []netip.Prefix {
 	all := slices.Concat(dataplane.PrivateRanges, dataplane.LinkLocalRanges, []netip.Prefix{sharedRange}, cfg.AlsoAskers, prefixes.Valid(egress.Status.InClusterCIDRs))

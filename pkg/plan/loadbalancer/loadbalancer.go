@@ -1,4 +1,5 @@
 // Package loadbalancer says which addresses Services of the type LoadBalancer get, which of them share one, and whether a place answers for it.
+// A place is where packets for an address arrive: the node that holds it, or the gateways.
 //
 // It owns the order in which Services are served, the rules of sharing, and what Services say of their addresses. It must not know who makes addresses, how objects are read,
 // nor how packets reach the endpoints of a Service.
