@@ -11,20 +11,8 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/atomicfile"
+	"github.com/coil-net/coil/pkg/testkit"
 )
-
-func names(t *testing.T, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []string
-	for _, e := range entries {
-		out = append(out, e.Name())
-	}
-	return out
-}
 
 func TestWriteSetsContentAndModeWhateverTheUmask(t *testing.T) {
 	old := syscall.Umask(0o077)
@@ -50,7 +38,7 @@ func TestWriteSetsContentAndModeWhateverTheUmask(t *testing.T) {
 	if info.Mode().Perm() != 0o755 {
 		t.Errorf("mode is %v, want 0755", info.Mode().Perm())
 	}
-	if got := names(t, dir); len(got) != 1 {
+	if got := testkit.FilesIn(t, dir); len(got) != 1 {
 		t.Errorf("folder holds %q, want only f", got)
 	}
 }
@@ -103,7 +91,7 @@ func TestWriteThatCannotRenameLeavesNothing(t *testing.T) {
 	if err := atomicfile.Write(path, []byte("x"), 0o644); err == nil {
 		t.Fatal("a folder was replaced by a file")
 	}
-	if got := names(t, dir); len(got) != 1 || got[0] != "f" {
+	if got := testkit.FilesIn(t, dir); len(got) != 1 || got[0] != "f" {
 		t.Errorf("folder holds %q, want only f", got)
 	}
 }
@@ -125,7 +113,7 @@ func TestCheckSaysWhatWriteWould(t *testing.T) {
 		if err := atomicfile.Check(path); (err != nil) != fails {
 			t.Errorf("%s: Check returns %v", name, err)
 		}
-		if got := names(t, dir); len(got) != 1 {
+		if got := testkit.FilesIn(t, dir); len(got) != 1 {
 			t.Errorf("%s: Check leaves %v", name, got)
 		}
 		if err := atomicfile.Write(path, nil, 0o644); (err != nil) != fails {
@@ -179,7 +167,7 @@ func TestRemoveStaleTakesOnlyOldFilesOfThisName(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, ".f.tmp-1")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the stale file is still there: %v", err)
 	}
-	if got := names(t, dir); len(got) != 3 {
+	if got := testkit.FilesIn(t, dir); len(got) != 3 {
 		t.Errorf("folder holds %q, want the three others", got)
 	}
 	if err := atomicfile.RemoveStale(filepath.Join(dir, "gone", "f"), 0); err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/pkg/cniconf"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 const name = cniconf.DefaultName
@@ -40,19 +41,6 @@ func mustActivate(t *testing.T, dir string) bool {
 		t.Fatal(err)
 	}
 	return changed
-}
-
-func names(t *testing.T, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []string
-	for _, e := range entries {
-		out = append(out, e.Name())
-	}
-	return out
 }
 
 func TestStageAndActivate(t *testing.T) {
@@ -82,7 +70,7 @@ func TestStageAndActivate(t *testing.T) {
 	if err != nil || list.Name != "k8s-pod-network" || len(list.Plugins) != 2 {
 		t.Errorf("a runtime reads %+v, %v", list, err)
 	}
-	if diff := cmp.Diff([]string{name, name + ".staged", "99-other.conflist"}, names(t, dir)); diff != "" {
+	if diff := cmp.Diff([]string{name, name + ".staged", "99-other.conflist"}, testkit.FilesIn(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o644 {
@@ -301,7 +289,7 @@ func TestStaleTemporaryFilesGo(t *testing.T) {
 	}
 	mustStage(t, dir, conflist(""))
 	mustActivate(t, dir)
-	if diff := cmp.Diff([]string{".other.tmp-3", name, name + ".staged"}, names(t, dir)); diff != "" {
+	if diff := cmp.Diff([]string{".other.tmp-3", name, name + ".staged"}, testkit.FilesIn(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 }
@@ -414,7 +402,7 @@ func FuzzValidate(f *testing.F) {
 			t.Errorf("%q is valid: %v; staged: %v", content, err, stageErr)
 		}
 		if err != nil {
-			if files := names(t, dir); len(files) != 0 || len(notes) != 0 {
+			if files := testkit.FilesIn(t, dir); len(files) != 0 || len(notes) != 0 {
 				t.Errorf("%q isn't valid, but there are %q and the notes %q", content, files, notes)
 			}
 			return

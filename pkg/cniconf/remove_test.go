@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/pkg/cniconf"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func TestRemove(t *testing.T) {
@@ -55,15 +56,7 @@ func TestRemove(t *testing.T) {
 			if diff := cmp.Diff(tt.want, removed); diff != "" {
 				t.Errorf("removed (-want +got):\n%s", diff)
 			}
-			have := []string{}
-			entries, err := os.ReadDir(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, e := range entries {
-				have = append(have, e.Name())
-			}
-			if diff := cmp.Diff(left, have); diff != "" {
+			if diff := cmp.Diff(left, testkit.FilesIn(t, dir)); diff != "" {
 				t.Errorf("left (-want +got):\n%s", diff)
 			}
 		})

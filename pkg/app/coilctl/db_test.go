@@ -122,10 +122,7 @@ func TestDBDump(t *testing.T) {
 	} {
 		tt.do()
 		code, out, errOut := w.coilctl("", append([]string{"db", "dump", "n1"}, strings.Fields(tt.args)...)...)
-		var files []string
-		for _, e := range testkit.Must(os.ReadDir(dir))(t) {
-			files = append(files, e.Name())
-		}
+		files := testkit.FilesIn(t, dir)
 		if code != tt.code || out != "" || !strings.Contains(errOut, tt.errOut) || strings.Join(files, " ") != tt.files {
 			t.Errorf("%s: exit code %d, %q, files %q", tt.name, code, errOut, files)
 		}

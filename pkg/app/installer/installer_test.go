@@ -63,19 +63,6 @@ func run(t *testing.T, o *installer.Options) error {
 	return installer.Run(ctx, o)
 }
 
-func names(t *testing.T, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.Fatal(err)
-	}
-	out := []string{}
-	for _, e := range entries {
-		out = append(out, e.Name())
-	}
-	return out
-}
-
 func TestInstallOnAFreshNode(t *testing.T) {
 	o := node(t)
 	mustRun(t, o)
@@ -86,10 +73,10 @@ func TestInstallOnAFreshNode(t *testing.T) {
 	if err != nil || string(staged) != conflist {
 		t.Errorf("staged %q, %v", staged, err)
 	}
-	if diff := cmp.Diff([]string{o.ConfName + ".staged"}, names(t, o.EtcDir)); diff != "" {
+	if diff := cmp.Diff([]string{o.ConfName + ".staged"}, testkit.FilesIn(t, o.EtcDir)); diff != "" {
 		t.Errorf("configurations (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"coil"}, names(t, o.BinDir)); diff != "" {
+	if diff := cmp.Diff([]string{"coil"}, testkit.FilesIn(t, o.BinDir)); diff != "" {
 		t.Errorf("plugins (-want +got):\n%s", diff)
 	}
 }
@@ -98,10 +85,10 @@ func TestInstallOnlyThePlugin(t *testing.T) {
 	o := node(t)
 	o.NetConf = installer.NoNetConf
 	mustRun(t, o)
-	if diff := cmp.Diff([]string{"coil"}, names(t, o.BinDir)); diff != "" {
+	if diff := cmp.Diff([]string{"coil"}, testkit.FilesIn(t, o.BinDir)); diff != "" {
 		t.Errorf("plugins (-want +got):\n%s", diff)
 	}
-	if got := names(t, o.EtcDir); len(got) > 0 {
+	if got := testkit.FilesIn(t, o.EtcDir); len(got) > 0 {
 		t.Errorf("configurations %q, want none", got)
 	}
 }
@@ -259,7 +246,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 			if err := run(t, o); err == nil || !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("error is %v, want one with %q", err, tt.err)
 			}
-			if got := append(names(t, o.EtcDir), names(t, o.BinDir)...); len(got) != 0 {
+			if got := append(testkit.FilesIn(t, o.EtcDir), testkit.FilesIn(t, o.BinDir)...); len(got) != 0 {
 				t.Errorf("files %q were written", got)
 			}
 		})
@@ -301,7 +288,7 @@ func TestLeftovers(t *testing.T) {
 		}
 	}
 	mustRun(t, o)
-	if diff := cmp.Diff([]string{".bridge.tmp-2", "coil"}, names(t, o.BinDir)); diff != "" {
+	if diff := cmp.Diff([]string{".bridge.tmp-2", "coil"}, testkit.FilesIn(t, o.BinDir)); diff != "" {
 		t.Errorf("plugins (-want +got):\n%s", diff)
 	}
 }

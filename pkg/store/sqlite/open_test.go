@@ -98,15 +98,7 @@ func mustList(tb testing.TB, s *sqlite.Store) []store.Allocation {
 // files are the names in the folder of a record.
 func files(tb testing.TB, o sqlite.Options) []string {
 	tb.Helper()
-	es, err := os.ReadDir(filepath.Dir(o.Path))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var names []string
-	for _, e := range es {
-		names = append(names, e.Name())
-	}
-	return names
+	return testkit.FilesIn(tb, filepath.Dir(o.Path))
 }
 
 // rawDB opens the file as another program would, for reading or to break it.

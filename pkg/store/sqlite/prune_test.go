@@ -9,20 +9,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-func filesIn(t *testing.T, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
+	"github.com/coil-net/coil/pkg/testkit"
+)
 
 func touch(t *testing.T, dir string, names ...string) {
 	t.Helper()
@@ -60,7 +49,7 @@ func TestPrune(t *testing.T) {
 			prune(filepath.Join(dir, "coild.db"), filepath.Join(dir, c.made))
 			want := slices.DeleteFunc(slices.Clone(all), func(n string) bool { return slices.Contains(c.gone, n) })
 			slices.Sort(want)
-			if got := filesIn(t, dir); !slices.Equal(got, want) {
+			if got := testkit.FilesIn(t, dir); !slices.Equal(got, want) {
 				t.Errorf("left: %q\nwant: %q", got, want)
 			}
 		})
@@ -107,7 +96,7 @@ func TestCopyBeforeMigration(t *testing.T) {
 		t.Fatal(err)
 	}
 	newer := append(slices.Clone(released), `CREATE TABLE another (x)`)
-	before := filesIn(t, dir)
+	before := testkit.FilesIn(t, dir)
 
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
@@ -125,7 +114,7 @@ func TestCopyBeforeMigration(t *testing.T) {
 	if err == nil {
 		t.Error("the copy has room")
 	}
-	if got := filesIn(t, dir); !slices.Equal(got, before) {
+	if got := testkit.FilesIn(t, dir); !slices.Equal(got, before) {
 		t.Errorf("after a copy that failed: %q, want %q", got, before)
 	}
 

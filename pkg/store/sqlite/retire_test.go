@@ -10,6 +10,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/store/sqlite"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func mustRetire(t *testing.T, path string) *sqlite.Retired {
@@ -55,15 +56,7 @@ func TestRetire(t *testing.T) {
 	if err != nil || len(removed) < 5 {
 		t.Errorf("removed %q, %v", removed, err)
 	}
-	var left []string
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		left = append(left, e.Name())
-	}
-	if diff := cmp.Diff([]string{"coild.dbx", "sysctl.json"}, left); diff != "" {
+	if diff := cmp.Diff([]string{"coild.dbx", "sysctl.json"}, testkit.FilesIn(t, dir)); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
 	}
 	if again, err := r.Remove(); err != nil || len(again) > 0 {
