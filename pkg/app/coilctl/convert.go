@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +24,7 @@ const noCounterpart = 3
 type convertOptions struct {
 	*tool
 	files     []string
+	recursive bool
 	format    string
 	egress    string
 	onFailure string
@@ -40,10 +42,11 @@ func (t *tool) convert() *cobra.Command {
 			"It reads the files alone, and needs no cluster.",
 		Example: "  kubectl get egressgateways,egresspolicies,egressclusterpolicies,egressclusterinfos -A -o yaml | coilctl convert -f - > coil.yaml\n" +
 			"  kubectl get staticegressips -A -o yaml | coilctl convert -f - --egress-namespace=internet > coil.yaml\n" +
-			"  coilctl convert -f gateways/ -f policies.yaml --strict",
+			"  coilctl convert -f gateways/ -R -f policies.yaml --strict",
 		RunE: func(*cobra.Command, []string) error { return o.run() },
 	}
 	c.Flags().StringArrayVarP(&o.files, "filename", "f", nil, "file, or folder whose .yaml, .yml and .json files are read; - for the standard input")
+	c.Flags().BoolVarP(&o.recursive, "recursive", "R", false, "read the folders below a folder, too")
 	c.Flags().StringVarP(&o.format, "output", "o", formatYAML, "format of the output: yaml, json")
 	c.Flags().StringVar(&o.egress, "egress-namespace", "egress", "namespace of the Egresses, which has to exist")
 	c.Flags().StringVar(&o.onFailure, "on-failure", "", "spec.onFailure of all policies: Node lets packets that no router can forward leave as those of other pods do, as the other systems do; Closed drops them, and is the default of the API")
@@ -115,7 +118,7 @@ func (o *convertOptions) run() error {
 	return nil
 }
 
-// read adds a file, the files of a folder, or the standard input.
+// read adds a file, the files of a folder, or the standard input, as kubectl chooses them: a file that is named may have any name, and links to folders below a folder aren't followed.
 func (o *convertOptions) read(in *convert.Input, name string) error {
 	if name == "-" {
 		text, err := io.ReadAll(o.In)
@@ -124,24 +127,27 @@ func (o *convertOptions) read(in *convert.Input, name string) error {
 		}
 		return in.Read("standard input", text)
 	}
-	entries, err := os.ReadDir(name)
-	files := []string{name}
-	if err == nil {
-		files = nil
-		for _, e := range entries { // sorted
-			if path := filepath.Join(name, e.Name()); !e.IsDir() && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path)) {
-				files = append(files, path)
-			}
-		}
+	i, err := os.Stat(name)
+	if err != nil {
+		return err
 	}
-	for _, f := range files {
-		text, err := os.ReadFile(f)
+	root := name
+	if i.IsDir() {
+		root += string(filepath.Separator) // otherwise a link to a folder isn't followed
+	}
+	return filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir() && path != root && !o.recursive:
+			return fs.SkipDir
+		case e.IsDir(), path != root && !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path)):
+			return nil
+		}
+		text, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}
-		if err := in.Read(f, text); err != nil {
-			return err
-		}
-	}
-	return nil
+		return in.Read(path, text)
+	})
 }

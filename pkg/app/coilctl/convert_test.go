@@ -76,6 +76,30 @@ func TestConvertInputs(t *testing.T) {
 	}
 }
 
+// Folders below a folder are read with -R only, as by kubectl, and in its order. A folder may be a link, and a file that is named have any name.
+func TestConvertRecursive(t *testing.T) {
+	const egress = "apiVersion: staticegressips.nirmata.io/v1alpha1\nkind: StaticEgressIP\nmetadata: {name: NAME}\nspec: {rules: [{egressip: 198.51.100.1, service-name: NAME, cidr: 203.0.113.0/24}]}\n"
+	t.Chdir(t.TempDir())
+	testkit.Check(t, os.MkdirAll("all/b.yaml/deep", 0o755), os.Symlink("all", "link"))
+	for file, name := range map[string]string{"all/c.yaml": "c", "all/b.yaml/b.json": "b", "all/b.yaml/deep/a.yml": "a", "all/b.yaml/d.txt": "d"} {
+		testkit.Check(t, os.WriteFile(file, []byte(strings.ReplaceAll(egress, "NAME", name)), 0o644))
+	}
+	for args, want := range map[string]string{
+		"-f all": "all/c.yaml", "-f link": "link/c.yaml", "-f all/b.yaml/d.txt -R": "all/b.yaml/d.txt",
+		"-f all -R": "all/b.yaml/b.json all/b.yaml/deep/a.yml all/c.yaml", "-f link/ --recursive": "link/b.yaml/b.json link/b.yaml/deep/a.yml link/c.yaml",
+	} {
+		code, out, errOut := run("", append([]string{"convert"}, strings.Fields(args)...)...)
+		var files []string
+		first, _, _ := strings.Cut(out, "\n")
+		for _, m := range regexp.MustCompile(`\(([^()]*):1\)`).FindAllStringSubmatch(first, -1) {
+			files = append(files, m[1])
+		}
+		if got := strings.Join(files, " "); code != 0 || got != want {
+			t.Errorf("%s: exit code %d, it reads %q, want %q: %s%s", args, code, got, want, errOut, out)
+		}
+	}
+}
+
 // The exit code and the standard error tell what happened. After an error nothing is written.
 func TestConvertExitCodes(t *testing.T) {
 	const (
@@ -99,7 +123,7 @@ func TestConvertExitCodes(t *testing.T) {
 		"another way, strict":  {differ, []string{"--strict"}, 1, "error: nothing is written, since --strict is set and notes were told: 1\n", false},
 		"nothing to convert":   {other, nil, 1, "ignored: 1 of Service (v1)\nerror: the input has nothing of egressgateway.spidernet.io nor of staticegressips.nirmata.io to convert\n", false},
 		"an error":             {fine + "---\n\nkind: [", nil, 1, "error: standard input: document 2, line 7: ", false},
-		"no file":              {"", []string{"-f", "missing.yaml"}, 1, "error: open missing.yaml: no such file or directory\n", false},
+		"no file":              {"", []string{"-f", "missing.yaml"}, 1, "error: stat missing.yaml: no such file or directory\n", false},
 		"another format":       {fine, []string{"-o", "table"}, 1, "error: --output can't be \"table\": choose yaml or json\n", false},
 		"a bad namespace":      {fine, []string{"--egress-namespace", "A"}, 1, "error: --egress-namespace can't be \"A\": ", false},
 		"another on-failure":   {fine, []string{"--on-failure", "Open"}, 1, "error: --on-failure can't be \"Open\": choose Closed or Node\n", false},
