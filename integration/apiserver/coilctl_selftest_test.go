@@ -203,7 +203,7 @@ func TestCoilctlSelftest(t *testing.T) {
 		return nil
 	})
 	testkit.Check(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
-	if code := <-ended; code != 1 || errOut.String() != "error: interrupted\n" {
+	if code := <-ended; code != 1 || !strings.HasPrefix(errOut.String(), "Interrupted: the pods of Namespace coil-selftest-") || !strings.HasSuffix(errOut.String(), "removes the rest\nerror: interrupted\n") {
 		t.Errorf("exit code %d, %s%s", code, out, errOut)
 	}
 	if all := c.left(); len(all) > 0 {

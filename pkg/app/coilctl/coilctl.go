@@ -12,14 +12,11 @@
 package coilctl
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -56,7 +53,7 @@ type exitError struct {
 // Main runs the command that args ask for, the first of which is the program's own path. It returns the exit code of the process: 0, or another one after an error,
 // which it has printed: 1, or that of the error.
 func Main(args []string, in io.Reader, out, errOut io.Writer) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := interrupts()
 	defer stop()
 	klog.SetOutput(errOut)
 	c := newCommand(args[0], genericiooptions.IOStreams{In: in, Out: out, ErrOut: errOut})

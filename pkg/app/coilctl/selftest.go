@@ -7,7 +7,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,7 +48,7 @@ func (t *tool) selftest() *cobra.Command {
 		Long: "Start pods on the nodes, in a namespace of their own, and try whether their network works: that they get addresses of their pool, reach each other from node to node " +
 			"with their own source addresses, and that the packets may be as long as their links say; that they leave by Egresses, as an annotation or an EgressPolicy says, with the source " +
 			"address of a router; and that a Service of the type LoadBalancer is reached, if coil-lb-controller runs.\n\n" +
-			"Everything is removed at the end, also after an interrupt, and what an earlier selftest has left is removed first: run one at a time. " +
+			"Everything is removed at the end, also after an interrupt or when the terminal is closed, and what an earlier selftest has left is removed first: run one at a time. " +
 			"The pods have no right, and run the image of coild, which the nodes have already. The exit code is 1 if a check has failed.\n\n" + rightsOfSelftest,
 		Example: "  coilctl selftest\n  coilctl selftest --nodes=worker-1,worker-2 --keep-failed\n  coilctl selftest --at-once=20 -o json\n" +
 			"  coilctl selftest --egress=internet/nat --destination=203.0.113.5:443",
@@ -125,6 +127,11 @@ type tester struct {
 	waysLeft   []selftest.Check
 	// made says that the namespace may be there.
 	made bool
+	// leftovers are the namespaces of earlier selftests that are still there.
+	leftovers []string
+	// cancel ends the selftest as an interrupt does, and lost is why its lines can't be written any more.
+	cancel context.CancelFunc
+	lost   error
 	// walked are the pods that were examined.
 	walked map[string][]string
 }
@@ -142,14 +149,24 @@ func (o *selftestOptions) run(ctx context.Context) error {
 	if s.examiner, err = (&whyOptions{tool: o.tool}).examiner(); err != nil {
 		return err
 	}
+	ctx, s.cancel = context.WithCancel(ctx)
+	defer s.cancel()
+	// A reader that is gone is an error of the next line, which ends the selftest; SIGPIPE would leave all that it has made.
+	signal.Ignore(syscall.SIGPIPE)
+	defer signal.Reset(syscall.SIGPIPE)
 	err = s.all(ctx)
-	if ctx.Err() != nil {
+	switch {
+	case s.lost != nil:
+		err = s.lost
+	case ctx.Err() != nil && len(s.leftovers) > 0:
+		err = fmt.Errorf("interrupted; kubectl delete namespace %s, or the next selftest, removes what is left of earlier ones", strings.Join(s.leftovers, " "))
+	case ctx.Err() != nil:
 		err = errors.New("interrupted")
-		if s.made {
-			fmt.Fprintln(s.progress(), "Interrupted: it ends when its pods are removed, after a minute at most")
-		}
 	}
-	err = errors.Join(err, s.end(context.WithoutCancel(ctx)))
+	err = errors.Join(err, s.finish(ctx))
+	if s.lost != nil {
+		return err
+	}
 	if e := s.show(); e != nil {
 		return errors.Join(err, e)
 	}
@@ -235,7 +252,7 @@ func (s *tester) say(ctx context.Context, c selftest.Check) {
 		c.Found = s.found(ctx, c)
 	}
 	s.report.Checks = append(s.report.Checks, c)
-	mark, out := fmt.Sprintf("%-6s", selftestMarks[c.State]), s.progress()
+	mark := fmt.Sprintf("%-6s", selftestMarks[c.State])
 	if s.coloured() && s.format == formatTable {
 		mark = "\x1b[" + selftestColours[c.State] + "m" + mark + "\x1b[0m"
 	}
@@ -247,7 +264,7 @@ func (s *tester) say(ctx context.Context, c selftest.Check) {
 	if c.Do != "" {
 		fmt.Fprintf(&b, "%19s-> %s\n", "", c.Do)
 	}
-	fmt.Fprint(out, b.String())
+	s.tell("%s", b.String())
 }
 
 // show prints the whole report, or what it comes to.

@@ -74,6 +74,9 @@ func TestSelftestRemoves(t *testing.T) {
 		if !slices.Equal(deleted, []string{"/api/v1/namespaces/coil-selftest-1"}) {
 			t.Errorf("it deletes %q", deleted)
 		}
+		if !slices.Equal(s.leftovers, []string{"coil-selftest-1"}) {
+			t.Errorf("there is still %q", s.leftovers)
+		}
 		if out.String() != "Namespace coil-selftest-1 of an earlier selftest is removed\n" {
 			t.Errorf("it says %s", out)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -32,12 +31,16 @@ const (
 	answerSeconds = 3
 )
 
-// progress is where lines go while the selftest runs.
-func (s *tester) progress() io.Writer {
+// tell prints a line while the selftest runs. If that fails, nobody reads it any more, and the selftest ends.
+func (s *tester) tell(format string, args ...any) {
+	out := s.ErrOut
 	if s.format == formatTable {
-		return s.Out
+		out = s.Out
 	}
-	return s.ErrOut
+	if _, err := fmt.Fprintf(out, format, args...); err != nil && s.lost == nil {
+		s.lost = err
+		s.cancel()
+	}
 }
 
 // prepare reads what the cluster has, and returns the nodes to test.
@@ -108,7 +111,7 @@ func (s *tester) makeNamespace(ctx context.Context) error {
 	if _, err := s.core.CoreV1().ServiceAccounts(s.template.Namespace).Create(ctx, s.template.AccountObject(), metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create ServiceAccount %s/%s: %w", s.template.Namespace, selftest.Account, err)
 	}
-	fmt.Fprintf(s.progress(), "Namespace %s has the pods of the selftest, of the image %s\n", s.template.Namespace, s.image)
+	s.tell("Namespace %s has the pods of the selftest, of the image %s\n", s.template.Namespace, s.image)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,15 +32,37 @@ func (s *tester) removeLeftovers(ctx context.Context) error {
 		return fmt.Errorf("list Namespaces: %w", err)
 	}
 	for _, n := range l.Items {
-		if n.DeletionTimestamp != nil || !strings.HasPrefix(n.Name, selftest.Prefix) {
-			continue
-		}
-		fmt.Fprintf(s.progress(), "Namespace %s of an earlier selftest is removed\n", n.Name)
-		if err := s.remove(ctx, n.Name); err != nil {
-			return fmt.Errorf("remove what an earlier selftest has left: %w", err)
+		if n.DeletionTimestamp == nil && strings.HasPrefix(n.Name, selftest.Prefix) {
+			s.leftovers = append(s.leftovers, n.Name)
 		}
 	}
+	for len(s.leftovers) > 0 {
+		s.tell("Namespace %s of an earlier selftest is removed\n", s.leftovers[0])
+		if err := s.remove(ctx, s.leftovers[0]); err != nil {
+			return fmt.Errorf("remove what an earlier selftest has left: %w", err)
+		}
+		s.leftovers = s.leftovers[1:]
+	}
 	return nil
+}
+
+// finish ends a selftest, also after an interrupt: it goes on, and says what is left to do if there is another one.
+func (s *tester) finish(ctx context.Context) error {
+	tell := sync.OnceFunc(func() {
+		if s.made {
+			fmt.Fprintf(s.ErrOut, "Interrupted: the pods of Namespace %s are being removed, which takes a minute at most. Another Ctrl-C ends that at once; then kubectl delete namespace %s removes the rest\n",
+				s.template.Namespace, s.template.Namespace)
+		}
+	})
+	if ctx.Err() != nil {
+		tell()
+	}
+	stop := context.AfterFunc(ctx, tell)
+	err := s.end(context.WithoutCancel(ctx))
+	if !stop() {
+		tell() // it waits for the other one
+	}
+	return err
 }
 
 // end removes what the selftest has made, or keeps the pods of checks that have failed.
@@ -55,7 +78,7 @@ func (s *tester) end(ctx context.Context) error {
 		}
 		return nil
 	}
-	fmt.Fprintf(s.progress(), "Namespace %s keeps %s: the next selftest removes it, or kubectl delete namespace %s\n",
+	s.tell("Namespace %s keeps %s: the next selftest removes it, or kubectl delete namespace %s\n",
 		namespace, plan.Count(len(failed), "pod", "pods"), namespace)
 	return s.removePods(ctx, namespace, func(p *corev1.Pod) bool { return !slices.Contains(failed, p.Name) })
 }

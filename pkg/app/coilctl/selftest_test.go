@@ -21,6 +21,7 @@ func newTester(ask func(pod string, questions []selftest.Question) ([]selftest.A
 	t := &tool{IOStreams: genericiooptions.IOStreams{Out: out, ErrOut: out}, format: formatTable, colour: colourNever, clock: &clock{}}
 	s := &tester{selftestOptions: &selftestOptions{tool: t, timeout: time.Second, port: selftest.Port}, judge: selftest.Judge{Namespace: "s"}, template: selftest.Template{Namespace: "s"},
 		walked: map[string][]string{"coilctl why pod s/a": nil, "coilctl why pod s/b": {"coilctl why pod s/b: rules: none"}}}
+	s.cancel = func() {}
 	s.ask = func(_ context.Context, pod string, questions []selftest.Question) ([]selftest.Answer, error) {
 		return ask(pod, questions)
 	}
