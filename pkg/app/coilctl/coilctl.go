@@ -63,7 +63,7 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	}
 	c.SetArgs(rest)
 	if err := c.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(errOut, "error:", err)
+		printf(errOut, "error: %s\n", eachLine(err.Error()))
 		if own := (exitError{}); errors.As(err, &own) {
 			return own.code
 		}

@@ -86,7 +86,7 @@ func (o *convertOptions) run() error {
 		}
 	}
 	for _, kind := range in.Ignored() {
-		fmt.Fprintln(o.ErrOut, "ignored:", kind)
+		printf(o.ErrOut, "ignored: %s\n", kind)
 	}
 	if in.Known() == 0 {
 		return errors.New("the input has nothing of egressgateway.spidernet.io nor of staticegressips.nirmata.io to convert")
@@ -95,7 +95,7 @@ func (o *convertOptions) run() error {
 	if err != nil {
 		return err
 	}
-	if _, err := io.WriteString(o.ErrOut, result.Text()); err != nil {
+	if err := printf(o.ErrOut, "%s", eachLine(result.Text())); err != nil {
 		return err
 	}
 	if n := len(result.Notes); o.strict && n > 0 {

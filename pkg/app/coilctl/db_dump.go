@@ -52,7 +52,7 @@ func (o *dbOptions) dump(ctx context.Context, node string) error {
 	if err := writeNew(file, o.force, write); err != nil {
 		return err
 	}
-	fmt.Fprintf(o.ErrOut, "%s has the record of node %s\n", file, node)
+	printf(o.ErrOut, "%s has the record of node %s\n", file, node)
 	return nil
 }
 
@@ -67,7 +67,7 @@ func (o *dbOptions) rowsTo(ctx context.Context, coild *corev1.Pod, w io.Writer) 
 		return err
 	}
 	if d.Truncated != "" {
-		fmt.Fprintln(o.ErrOut, d.Truncated)
+		printf(o.ErrOut, "%s\n", d.Truncated)
 	}
 	to := *o.tool
 	to.Out = w

@@ -82,7 +82,7 @@ func (o *drainOptions) run(ctx context.Context, name string) error {
 		return err
 	}
 	if pool.Spec.Drain && !o.follow {
-		_, err := fmt.Fprintf(o.Out, "\nAddressPool %s drains already. --follow moves pods.\n", name)
+		err := printf(o.Out, "\nAddressPool %s drains already. --follow moves pods.\n", name)
 		return err
 	}
 	if !o.yes && !o.agrees(pool, len(p.Moves())) {
@@ -91,7 +91,7 @@ func (o *drainOptions) run(ctx context.Context, name string) error {
 	if err := o.set(ctx, pool, true); err != nil {
 		return err
 	}
-	fmt.Fprintf(o.Out, "AddressPool %s gives nothing new\n", name)
+	printf(o.Out, "AddressPool %s gives nothing new\n", name)
 	if !o.follow {
 		return nil
 	}
@@ -147,7 +147,7 @@ func (o *drainOptions) end(ctx context.Context, pool *v2.AddressPool) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(o.Out, "AddressPool %s %s\n", pool.Name, says)
+	err := printf(o.Out, "AddressPool %s %s\n", pool.Name, says)
 	return err
 }
 
@@ -188,15 +188,15 @@ func (o *drainOptions) show(pool *v2.AddressPool, p drain.Plan) error {
 		if err := o.print(p, []string{"NODE", "NAMESPACE", "POD", "ADDRESS", "ACTION"}, rows); err != nil || o.format != formatTable {
 			return err
 		}
-		fmt.Fprintln(o.Out)
+		printf(o.Out, "\n")
 	}
-	fmt.Fprintf(o.Out, "AddressPool %s: %s of it, in %s on %s\n", pool.Name, plan.Count(len(p.Pods), "pod has an address", "pods have addresses"),
+	printf(o.Out, "AddressPool %s: %s of it, in %s on %s\n", pool.Name, plan.Count(len(p.Pods), "pod has an address", "pods have addresses"),
 		plan.Count(p.Blocks, "block", "blocks"), plan.Count(p.Nodes, "node", "nodes"))
 	for _, line := range unmoved(p) {
-		fmt.Fprintln(o.Out, line)
+		printf(o.Out, "%s\n", line)
 	}
 	if len(p.Naming) > 0 {
-		fmt.Fprintf(o.Out, "New pods won't start in %s that %s the pool: %s. Name another one in the annotation %s first.\n",
+		printf(o.Out, "New pods won't start in %s that %s the pool: %s. Name another one in the annotation %s first.\n",
 			plan.Count(len(p.Naming), "namespace", "namespaces"), map[bool]string{true: "names", false: "name"}[len(p.Naming) == 1], plan.Enumerate(p.Naming), v2.AnnotationPool)
 	}
 	return nil
@@ -219,7 +219,7 @@ func (o *drainOptions) agrees(pool *v2.AddressPool, moves int) bool {
 	if o.follow {
 		what += fmt.Sprintf(", and evict %s", plan.Count(moves, "pod", "pods"))
 	}
-	fmt.Fprintf(o.Out, "%s? [y/N] ", what)
+	printf(o.Out, "%s? [y/N] ", what)
 	line, _ := bufio.NewReader(o.In).ReadString('\n')
 	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(line)))
 }

@@ -105,7 +105,7 @@ func (l *list) choose(all []row) (chosen []row, missing []string) {
 // show prints rows.
 func (l *list) show(rows []row) error {
 	if len(rows) == 0 && l.format == formatTable {
-		fmt.Fprintf(l.ErrOut, "no %s found\n", l.what)
+		printf(l.ErrOut, "no %s found\n", l.what)
 		return nil
 	}
 	values, cells := make([]any, 0, len(rows)), make([][]string, 0, len(rows))

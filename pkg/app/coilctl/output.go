@@ -69,10 +69,12 @@ func (t *tool) print(value any, header []string, rows [][]string) error {
 // gap is between columns.
 const gap = 3
 
-// aligned is the text of rows. Columns have at least these widths, and the result is what they have now.
+// aligned is the text of rows, which it makes printable. Columns have at least these widths, and the result is what they have now.
 func aligned(rows [][]string, widths []int) (string, []int) {
 	for _, r := range rows {
 		for i, c := range r {
+			c = printable(c)
+			r[i] = c
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}

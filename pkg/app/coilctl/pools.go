@@ -132,9 +132,9 @@ func (o *poolsOptions) draw(pools []*v2.AddressPool, blocks []*v2.AddressBlock) 
 	}
 	for i, m := range maps {
 		if i > 0 {
-			fmt.Fprintln(o.Out)
+			printf(o.Out, "\n")
 		}
-		fmt.Fprintf(o.Out, "AddressPool %s\n%s", m.Pool, m.Text(o.coloured()))
+		printf(o.Out, "AddressPool %s\n%s", m.Pool, own(m.Text(o.coloured())))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -135,29 +136,29 @@ func (o *releaseOptions) show(v fencing.Verdict) error {
 		return o.print(v, nil, nil)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "AddressBlock %s: %s\n", v.Block, v.Held)
+	printf(&b, "AddressBlock %s: %s\n", v.Block, v.Held)
 	for _, p := range v.Pods {
-		fmt.Fprintf(&b, "Pod %s/%s of node %s has %s\n", p.Namespace, p.Name, p.Node, p.Address)
+		printf(&b, "Pod %s/%s of node %s has %s\n", p.Namespace, p.Name, p.Node, p.Address)
 	}
 	for _, why := range v.Refused {
-		fmt.Fprintf(&b, "It isn't taken: %s\n", why)
+		printf(&b, "It isn't taken: %s\n", why)
 	}
 	if len(v.Refused) == 0 {
-		fmt.Fprintf(&b, "It may be taken: %s\n", v.Fence)
+		printf(&b, "It may be taken: %s\n", v.Fence)
 		switch v.Fence {
 		case fencing.Replaced:
-			fmt.Fprintln(&b, "coil-ipam-controller frees it by itself, ten minutes after the coild of the node said that nobody there uses it. Don't hurry it unless the machine that had it is off, or is this one")
+			printf(&b, "coil-ipam-controller frees it by itself, ten minutes after the coild of the node said that nobody there uses it. Don't hurry it unless the machine that had it is off, or is this one\n")
 		case fencing.Gone:
-			fmt.Fprintln(&b, "coil-ipam-controller frees it by itself, ten minutes after the Node was deleted. Don't hurry it unless the machine is off")
+			printf(&b, "coil-ipam-controller frees it by itself, ten minutes after the Node was deleted. Don't hurry it unless the machine is off\n")
 		}
 	}
-	_, err := fmt.Fprint(o.Out, b.String())
+	_, err := io.WriteString(o.Out, b.String())
 	return err
 }
 
 // agrees asks for the name of a block.
 func (o *releaseOptions) agrees(v fencing.Verdict) bool {
-	fmt.Fprintf(o.ErrOut, "Others get its addresses. Type %s to take it from node %s: ", v.Block, v.Node)
+	printf(o.ErrOut, "Others get its addresses. Type %s to take it from node %s: ", v.Block, v.Node)
 	line, _ := bufio.NewReader(o.In).ReadString('\n')
 	return strings.TrimSpace(line) == v.Block
 }
@@ -211,6 +212,6 @@ func (o *releaseOptions) changed(what string, b *v2.AddressBlock, err error) err
 }
 
 func (o *releaseOptions) taken(b *v2.AddressBlock) error {
-	_, err := fmt.Fprintf(o.ErrOut, "AddressBlock %s is taken from node %s\n", b.Name, b.Labels[v2.LabelNode])
+	err := printf(o.ErrOut, "AddressBlock %s is taken from node %s\n", b.Name, b.Labels[v2.LabelNode])
 	return err
 }

@@ -257,14 +257,14 @@ func (s *tester) say(ctx context.Context, c selftest.Check) {
 		mark = "\x1b[" + selftestColours[c.State] + "m" + mark + "\x1b[0m"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %-9s  %s: %s\n", mark, c.Check, c.Subject, c.Seen)
+	printf(&b, "%s  %-9s  %s: %s\n", own(mark), c.Check, c.Subject, c.Seen)
 	for _, text := range c.Found {
-		fmt.Fprintf(&b, "%19s%s\n", "", text)
+		printf(&b, "%19s%s\n", "", text)
 	}
 	if c.Do != "" {
-		fmt.Fprintf(&b, "%19s-> %s\n", "", c.Do)
+		printf(&b, "%19s-> %s\n", "", c.Do)
 	}
-	s.tell("%s", b.String())
+	s.tell("%s", own(b.String()))
 }
 
 // show prints the whole report, or what it comes to.
@@ -275,7 +275,7 @@ func (s *tester) show() error {
 	if len(s.report.Checks) == 0 {
 		return nil
 	}
-	_, err := fmt.Fprintf(s.Out, "%s succeeded, %d failed, %d skipped\n", plan.Count(s.report.Count(selftest.Right), "check has", "checks have"),
+	err := printf(s.Out, "%s succeeded, %d failed, %d skipped\n", plan.Count(s.report.Count(selftest.Right), "check has", "checks have"),
 		s.report.Count(selftest.Wrong), s.report.Count(selftest.Skipped))
 	return err
 }

@@ -37,7 +37,7 @@ func (s *tester) tell(format string, args ...any) {
 	if s.format == formatTable {
 		out = s.Out
 	}
-	if _, err := fmt.Fprintf(out, format, args...); err != nil && s.lost == nil {
+	if err := printf(out, format, args...); err != nil && s.lost == nil {
 		s.lost = err
 		s.cancel()
 	}

@@ -50,7 +50,7 @@ func (s *tester) removeLeftovers(ctx context.Context) error {
 func (s *tester) finish(ctx context.Context) error {
 	tell := sync.OnceFunc(func() {
 		if s.made {
-			fmt.Fprintf(s.ErrOut, "Interrupted: the pods of Namespace %s are being removed, which takes a minute at most. Another Ctrl-C ends that at once; then kubectl delete namespace %s removes the rest\n",
+			printf(s.ErrOut, "Interrupted: the pods of Namespace %s are being removed, which takes a minute at most. Another Ctrl-C ends that at once; then kubectl delete namespace %s removes the rest\n",
 				s.template.Namespace, s.template.Namespace)
 		}
 	})

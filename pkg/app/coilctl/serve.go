@@ -68,7 +68,7 @@ func (o *serveOptions) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("--listen=%s: %w", o.listen, err)
 	}
-	if _, err := fmt.Fprintf(o.Out, "http://%s/\n", l.Addr()); err != nil {
+	if err := printf(o.Out, "http://%s/\n", l.Addr()); err != nil {
 		return errors.Join(err, l.Close())
 	}
 	return web.Serve(ctx, l, web.Options{

@@ -92,7 +92,7 @@ func (o *statusOptions) show(seen health.Overview, now time.Time) error {
 		if !f.Since.IsZero() {
 			since = " for " + duration.HumanDuration(now.Sub(f.Since.Time))
 		}
-		fmt.Fprintf(o.Out, "\n%s: %s%s\n  %s\n", f.Object(), f.Reason, since, f.Message)
+		printf(o.Out, "\n%s: %s%s\n  %s\n", f.Object(), f.Reason, since, f.Message)
 	}
 	return nil
 }

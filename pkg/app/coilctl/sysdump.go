@@ -114,11 +114,11 @@ func (o *sysdumpOptions) write(ctx context.Context, a *archive) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("interrupted: %s has what was read until then", name)
 	}
-	fmt.Fprintf(o.ErrOut, "%s has %d whole files", name, a.files)
+	printf(o.ErrOut, "%s has %d whole files", name, a.files)
 	if n := len(a.problems); n > 0 {
-		fmt.Fprintf(o.ErrOut, "; %d things couldn't be read, see errors.txt in it", n)
+		printf(o.ErrOut, "; %d things couldn't be read, see errors.txt in it", n)
 	}
-	fmt.Fprintln(o.ErrOut, ". Look through it before you give it to others")
+	printf(o.ErrOut, ". Look through it before you give it to others\n")
 	return nil
 }
 
@@ -135,9 +135,9 @@ func (o *sysdumpOptions) progress() func(done, all int, name string) {
 	f, is := o.ErrOut.(*os.File)
 	if is && term.IsTerminal(int(f.Fd())) {
 		return func(done, all int, name string) {
-			fmt.Fprintf(o.ErrOut, "\r\x1b[K%d/%d %s", done, all, name)
+			printf(o.ErrOut, "\r\x1b[K%d/%d %s", done, all, name)
 			if done == all {
-				fmt.Fprint(o.ErrOut, "\r\x1b[K")
+				printf(o.ErrOut, "\r\x1b[K")
 			}
 		}
 	}
@@ -145,7 +145,7 @@ func (o *sysdumpOptions) progress() func(done, all int, name string) {
 	return func(done, all int, name string) {
 		if folder := folderOf(name); folder != last {
 			last = folder
-			fmt.Fprintf(o.ErrOut, "reading %s, from file %d of %d on\n", folder, done, all)
+			printf(o.ErrOut, "reading %s, from file %d of %d on\n", folder, done, all)
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -144,7 +143,7 @@ func (o *whyOptions) showPath(p diagnosis.Path) error {
 	for i, h := range p.Hops {
 		rows = append(rows, hopRow(i, h, p.Sending != nil))
 	}
-	fmt.Fprintln(o.Out, p.Subject)
+	printf(o.Out, "%s\n", p.Subject)
 	if len(rows) > 0 {
 		header := []string{"HOP", "WHERE", "FROM", "TO", "RULE", "TABLE", "BY", "NOTE"}
 		if p.Sending != nil {
@@ -155,13 +154,13 @@ func (o *whyOptions) showPath(p diagnosis.Path) error {
 		}
 	}
 	for _, text := range p.Unknown {
-		fmt.Fprintln(o.Out, "?", printable(text))
+		printf(o.Out, "? %s\n", text)
 	}
 	if p.Lost == "" && len(p.Sources) > 0 {
-		fmt.Fprintln(o.Out, "The destination sees", strings.Join(p.Sources, " or "))
+		printf(o.Out, "The destination sees %s\n", strings.Join(p.Sources, " or "))
 	}
 	if s := p.Sending; s != nil {
-		fmt.Fprintf(o.Out, "Sent %s by %s: %s\n", plan.Count(len(s.Packets), "packet", "packets"), s.Protocol, printable(s.Verdict))
+		printf(o.Out, "Sent %s by %s: %s\n", plan.Count(len(s.Packets), "packet", "packets"), s.Protocol, s.Verdict)
 	}
 	return nil
 }
@@ -189,19 +188,5 @@ func hopRow(i int, h diagnosis.PathHop, sent bool) []string {
 	if h.Dropped != "" {
 		note = "LOST: " + h.Dropped
 	}
-	row = append(row, note)
-	for i := range row {
-		row[i] = printable(row[i])
-	}
-	return row
-}
-
-// printable has a question mark for each character that controls a terminal: a program in a pod gives links any name.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return '?'
-		}
-		return r
-	}, text)
+	return append(row, note)
 }

@@ -124,7 +124,7 @@ Sent 2 packets by tcp: 2 of 2 answered (SYN-ACK) in 1 to 1.25 ms
 	}
 
 	w.sending.Links[2] = inspection.LinkTraffic{Link: "a\x1b[2J", Out: 2}
-	if code, out, _ = w.coilctl("", "trace", "shop/cart-1", "203.0.113.5:443", "--send"); code != 0 || strings.Contains(out, "\x1b") || !strings.Contains(out, "2 out, 0 back on a?[2J") {
+	if code, out, _ = w.coilctl("", "trace", "shop/cart-1", "203.0.113.5:443", "--send"); code != 0 || strings.Contains(out, "\x1b") || !strings.Contains(out, "2 out, 0 back on a\\x1b[2J") {
 		t.Errorf("a link's name controls the terminal: exit code %d\n%q", code, out)
 	}
 

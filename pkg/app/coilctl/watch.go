@@ -71,7 +71,7 @@ func (t *tool) follow(ctx context.Context, kinds []source, show func(inventory.O
 			case <-ctx.Done():
 				return nil
 			case err := <-failed:
-				fmt.Fprintf(t.ErrOut, "warning: %v; what is shown may be old until that ends\n", err)
+				printf(t.ErrOut, "warning: %v; what is shown may be old until that ends\n", err)
 			case <-changed:
 				waits = false
 			}
@@ -210,7 +210,7 @@ func (l *list) printEvents(events []event) error {
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(l.Out, "%s\n", text); err != nil {
+		if _, err := l.Out.Write(append(text, '\n')); err != nil {
 			return err
 		}
 	}

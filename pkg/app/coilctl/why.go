@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 	"time"
@@ -166,17 +167,17 @@ func (o *whyOptions) show(d diagnosis.Diagnosis) error {
 		return o.print(d, nil, nil)
 	}
 	var b strings.Builder
-	fmt.Fprintln(&b, d.Subject)
+	printf(&b, "%s\n", d.Subject)
 	for _, s := range d.Steps {
 		mark := fmt.Sprintf("%-5s", marks[s.State])
 		if o.coloured() {
 			mark = "\x1b[" + colourOf[s.State] + "m" + mark + "\x1b[0m"
 		}
-		fmt.Fprintf(&b, "%s  %-9s  %s\n", mark, s.Step, s.Seen)
+		printf(&b, "%s  %-9s  %s\n", own(mark), s.Step, s.Seen)
 		if s.Do != "" {
-			fmt.Fprintf(&b, "%18s-> %s\n", "", s.Do)
+			printf(&b, "%18s-> %s\n", "", s.Do)
 		}
 	}
-	_, err := fmt.Fprint(o.Out, b.String())
+	_, err := io.WriteString(o.Out, b.String())
 	return err
 }
