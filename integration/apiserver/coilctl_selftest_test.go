@@ -45,7 +45,7 @@ func newSelftester(t *testing.T) *selftester {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Verbs: strings.Fields(verbs), Resources: resources}
 	}
 	testkit.Must(c.core.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{
-		rule("", "list create delete", "namespaces", "pods"), rule("", "list", "nodes"), rule("", "create", "serviceaccounts"), rule("apps", "list", "daemonsets"),
+		rule("", "list create delete", "namespaces", "pods"), rule("", "list", "nodes"), rule("", "create", "serviceaccounts"), rule("", "create get", "secrets"), rule("apps", "list", "daemonsets"),
 		rule("", "get create", "pods/exec"), rule(v2.GroupVersion.Group, "get", "addresspools"), rule(v2.GroupVersion.Group, "list", "addressblocks"),
 		rule(v2.GroupVersion.Group, "get list", "egresses"), rule(v2.GroupVersion.Group, "create get", "egresspolicies"), rule("", "create get", "services"),
 		rule("coordination.k8s.io", "get", "leases"),
@@ -90,6 +90,29 @@ func (c *selftester) daemonSet(image string) {
 	c.t.Cleanup(func() {
 		testkit.Check(c.t, sets.Delete(context.WithoutCancel(c.t.Context()), d.Name, metav1.DeleteOptions{}))
 	})
+}
+
+// secret makes a Secret that has a text, and returns its name.
+func (c *selftester) secret(as corev1.SecretType, text string) string {
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fresh("registry")}, Type: as, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"auths":{"` + text + `":{}}}`)}}
+	testkit.Must(c.core.CoreV1().Secrets(s.Namespace).Create(c.t.Context(), s, metav1.CreateOptions{}))(c.t)
+	return s.Namespace + "/" + s.Name
+}
+
+// pulls says whether pods of a selftest have Secrets with these texts.
+func (c *selftester) pulls(namespace string, texts ...string) {
+	c.t.Helper()
+	for _, p := range testkit.Must(c.core.CoreV1().Pods(namespace).List(c.t.Context(), metav1.ListOptions{}))(c.t).Items {
+		var got []string
+		for _, ref := range p.Spec.ImagePullSecrets {
+			s := testkit.Must(c.core.CoreV1().Secrets(namespace).Get(c.t.Context(), ref.Name, metav1.GetOptions{}))(c.t)
+			_, text, _ := strings.Cut(string(s.Data[corev1.DockerConfigJsonKey]), `{"auths":{"`)
+			got = append(got, strings.TrimSuffix(text, `":{}}}`))
+		}
+		if !slices.Equal(got, texts) {
+			c.t.Errorf("pod %s pulls by %q, want %q", p.Name, got, texts)
+		}
+	}
 }
 
 // start runs the command.
@@ -149,6 +172,8 @@ func TestCoilctlSelftest(t *testing.T) {
 	c.wants(1, []string{"error: there is no AddressPool default, of which the pods would get addresses: choose one with --pool\n"})
 	c.pool(t, "blue", 2, v4("10.0.0.0/28"))
 	c.wants(1, []string{"error: there is no node to test\n"}, "--pool=blue")
+	c.wants(1, []string{"error: --image-pull-secret: read Secret default/none: secrets \"none\" not found\n"}, "--pool=blue", "--image-pull-secret=default/none")
+	c.wants(1, []string{"is of the type Opaque, which has no credentials of registries"}, "--pool=blue", "--image-pull-secret="+c.secret(corev1.SecretTypeOpaque, "x"))
 	c.wants(1, []string{"--at-once can't be 1", "--port can't be 80", "--timeout can't be 0s"}, "--at-once=1", "--port=80", "--timeout=0s")
 	c.worker("n1")
 	c.worker("n2")
@@ -167,11 +192,12 @@ func TestCoilctlSelftest(t *testing.T) {
 
 	// Those of failed checks are kept, and go with the next one.
 	c.wants(1, []string{"FAILED  nodes      n9: there is no such Node\n", " keeps 2 pods: the next selftest removes it, or kubectl delete namespace coil-selftest-", "-> coilctl why pod coil-selftest-"},
-		"--pool=blue", "--timeout=1s", "--nodes=n1,n9", "--keep-failed")
+		"--pool=blue", "--timeout=1s", "--nodes=n1,n9", "--keep-failed", "--image-pull-secret="+c.secret(corev1.SecretTypeDockerConfigJson, "one")+","+c.secret(corev1.SecretTypeDockerConfigJson, "two"))
 	kept := c.left()
 	if len(kept) != 3 {
 		t.Fatalf("there is %q, want a namespace and two pods", kept)
 	}
+	c.pulls(kept[0], "one", "two")
 	text := c.wants(1, []string{"Namespace " + kept[0] + " of an earlier selftest is removed\n"}, "--pool=blue", "--timeout=1s", "--image=localhost/other:1", "-o", "json")
 	var report selftest.Report
 	if err := json.Unmarshal([]byte(text), &report); err != nil || report.Image != "localhost/other:1" || report.Count(selftest.Wrong) != 2 || !strings.HasPrefix(report.Namespace, selftest.Prefix) {

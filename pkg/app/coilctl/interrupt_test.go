@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -53,6 +54,7 @@ func (a *tested) ServeHTTP(out http.ResponseWriter, in *http.Request) {
 	a.asked = append(a.asked, in.Method+" "+in.URL.Path)
 	var object any = metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess}
 	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "node-0", UID: "u"}, Spec: corev1.PodSpec{NodeName: "n1"}, Status: corev1.PodStatus{Phase: corev1.PodPending, StartTime: &metav1.Time{Time: time.Now()}}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}}
 	switch what := in.URL.Path[strings.LastIndex(in.URL.Path, "/")+1:]; {
 	case in.Method == http.MethodPost && what == "pods":
 		a.there, object = true, pod
@@ -65,7 +67,8 @@ func (a *tested) ServeHTTP(out http.ResponseWriter, in *http.Request) {
 			l.Items = append(l.Items, pod)
 		}
 		object = l
-	case what == "pods":
+	case what == "pods": // of coild
+		pod.Namespace, pod.Spec.ImagePullSecrets = "kube-system", []corev1.LocalObjectReference{{Name: "registry"}}
 		object = corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}, Items: []corev1.Pod{pod}}
 	case what == "namespaces":
 		object = corev1.NamespaceList{TypeMeta: metav1.TypeMeta{Kind: "NamespaceList", APIVersion: "v1"}}
@@ -177,6 +180,21 @@ func (r *process) removes(says string) {
 	}
 	if r.made() || !r.deletes(r.left) {
 		r.t.Errorf("it leaves Namespace %s: the pod is there: %t", r.left, r.made())
+	}
+}
+
+// A selftest whose image can't be pulled names the Secret of coild's pods, and reads none.
+func TestSelftestUnpulled(t *testing.T) {
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	a := &tested{}
+	api := httptest.NewServer(a)
+	defer api.Close()
+	code, out, errOut := run("", "selftest", "--timeout=1s", "--server="+api.URL)
+	if code != 1 || !strings.Contains(out, "it is Pending: ErrImagePull\n                   -> the pods of coild have credentials for registries: use --image-pull-secret=kube-system/registry\n") {
+		t.Errorf("exit code %d, %s%s", code, out, errOut)
+	}
+	if slices.ContainsFunc(a.asked, func(r string) bool { return strings.Contains(r, "/secrets") }) {
+		t.Errorf("it asks for %q", a.asked)
 	}
 }
 

@@ -31,6 +31,8 @@ type selftestOptions struct {
 	// egresses are "namespace/name", and destinations ADDRESS:PORT.
 	egresses, destinations []string
 	servicePool            string
+	// pullSecrets are "namespace/name".
+	pullSecrets []string
 }
 
 // rightsOfSelftest are named by the help of the command.
@@ -38,6 +40,7 @@ const rightsOfSelftest = "It needs the rights to list namespaces, nodes and pods
 	"list pods, and to get and create pods/exec, in namespaces " + selftest.Prefix + "*; to get addresspools and list addressblocks of coil.cybozu.com. Egresses also need those to get and list " +
 	"egresses of coil.cybozu.com, to create and get egresspolicies, and to list the pods of their routers; Services those to create and get services, and to get leases of coordination.k8s.io in the " +
 	"namespace " + preflight.Namespace + ": what isn't allowed is skipped. " +
+	"--image-pull-secret needs those to get the Secret, and to create secrets in namespaces " + selftest.Prefix + "*. " +
 	"What is wrong with the pods of a failed check is told with the rights of \"why pod\"."
 
 // selftest returns the command that tries whether Coil does what it should.
@@ -58,6 +61,7 @@ func (t *tool) selftest() *cobra.Command {
 	c.Flags().IntVar(&o.atOnce, "at-once", 50, "the most nodes that have pods at a time, 2 or more; others follow")
 	c.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "how long pods may take to start, and a check to succeed, before it has failed")
 	c.Flags().StringVar(&o.image, "image", "", "image of the pods; by default that of coild")
+	c.Flags().StringSliceVar(&o.pullSecrets, "image-pull-secret", nil, "Secrets with the credentials of the image's registry, NAMESPACE/NAME; the namespace of the pods gets copies, and by default none")
 	c.Flags().StringVar(&o.pool, "pool", "", "AddressPool of the pods; by default that of namespaces that name none")
 	c.Flags().IntVar(&o.port, "port", selftest.Port, "TCP and UDP port of the pods")
 	c.Flags().BoolVar(&o.tolerate, "tolerate-all", true, "test nodes with taints, too, such as those of the control plane; false leaves them out")
@@ -65,6 +69,7 @@ func (t *tool) selftest() *cobra.Command {
 	c.Flags().StringSliceVar(&o.egresses, "egress", nil, "Egresses to try, NAMESPACE/NAME; by default all, 8 at most")
 	c.Flags().StringSliceVar(&o.destinations, "destination", nil, "ADDRESS:PORT outside of the cluster, where TCP connections by Egresses go; by default a pod in the network of a node, if the Egress captures that")
 	c.Flags().StringVar(&o.servicePool, "service-pool", "", "AddressPool of the Service; by default that of coil-lb-controller")
+	complete(c, "image-pull-secret", fixed(nil))
 	complete(c, "egress", t.completeEgress)
 	complete(c, "destination", fixed(nil))
 	complete(c, "service-pool", t.completeNames(resourcePools))
@@ -84,11 +89,15 @@ func (o *selftestOptions) validate() error {
 	if o.timeout < time.Second {
 		errs = append(errs, fmt.Errorf("--timeout can't be %s: it must be a second or more", o.timeout))
 	}
-	for _, e := range o.egresses {
-		if namespace, name, _ := strings.Cut(e, "/"); namespace == "" || name == "" {
-			errs = append(errs, fmt.Errorf("--egress can't be %q: it must be NAMESPACE/NAME", e))
+	named := func(flag string, all []string) {
+		for _, n := range all {
+			if namespace, name, _ := strings.Cut(n, "/"); namespace == "" || name == "" || strings.Contains(name, "/") {
+				errs = append(errs, fmt.Errorf("%s can't be %q: it must be NAMESPACE/NAME", flag, n))
+			}
 		}
 	}
+	named("--egress", o.egresses)
+	named("--image-pull-secret", o.pullSecrets)
 	_, err := o.outside()
 	return errors.Join(append(errs, err)...)
 }
@@ -123,6 +132,8 @@ type tester struct {
 	// pool is nil if Coil gives no addresses.
 	addressing selftest.Addressing
 	report     selftest.Report
+	// coildPulls are the Secrets by which the image of coild is pulled.
+	coildPulls []string
 	ways       []selftest.Way
 	waysLeft   []selftest.Check
 	// made says that the namespace may be there.

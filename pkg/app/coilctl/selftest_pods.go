@@ -54,7 +54,11 @@ func (s *tester) prepare(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list Nodes: %w", err)
 	}
-	err = listing.Each(ctx, listing.Source[corev1.Pod]{Client: s.core.CoreV1().RESTClient(), Resource: "pods", Selector: coildPods, Trim: trimPod},
+	err = listing.Each(ctx, listing.Source[corev1.Pod]{Client: s.core.CoreV1().RESTClient(), Resource: "pods", Selector: coildPods, Trim: func(p *corev1.Pod) {
+		secrets := p.Spec.ImagePullSecrets
+		trimPod(p)
+		p.Spec.ImagePullSecrets = secrets
+	}},
 		func(p *corev1.Pod) { choice.Coilds = append(choice.Coilds, p) })
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of coild: %w", err)
@@ -72,6 +76,10 @@ func (s *tester) prepare(ctx context.Context) ([]string, error) {
 	}
 	if s.image == "" {
 		s.image = coild.Image
+	}
+	s.coildPulls = selftest.PullSecretsOf(choice.Coilds)
+	if err := s.readPullSecrets(ctx); err != nil {
+		return nil, err
 	}
 	if selftest.GivesAddresses(coild) {
 		name := s.pool
@@ -97,11 +105,27 @@ func (s *tester) prepare(ctx context.Context) ([]string, error) {
 	return nodes, s.findWays(ctx, choice.Nodes)
 }
 
+// readPullSecrets reads those that flags name.
+func (s *tester) readPullSecrets(ctx context.Context) error {
+	for _, of := range s.pullSecrets {
+		namespace, name, _ := strings.Cut(of, "/")
+		secret, err := s.core.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("--image-pull-secret: read Secret %s: %w", of, err)
+		}
+		if !selftest.Pulls(secret) {
+			return fmt.Errorf("--image-pull-secret: Secret %s is of the type %s, which has no credentials of registries: it must be %s", of, secret.Type, corev1.SecretTypeDockerConfigJson)
+		}
+		s.template.PullSecrets = append(s.template.PullSecrets, secret)
+	}
+	return nil
+}
+
 // makeNamespace makes the namespace, and what pods need there.
 func (s *tester) makeNamespace(ctx context.Context) error {
-	s.template = selftest.Template{Namespace: fmt.Sprintf("%s%06x", selftest.Prefix, rand.IntN(1<<24)), Pool: s.pool, Image: s.image, Port: uint16(s.port),
+	s.template = selftest.Template{Namespace: fmt.Sprintf("%s%06x", selftest.Prefix, rand.IntN(1<<24)), Pool: s.pool, Image: s.image, Port: uint16(s.port), PullSecrets: s.template.PullSecrets,
 		HostNetwork: slices.ContainsFunc(s.ways, func(w selftest.Way) bool { return w.Host != "" })}
-	s.judge = selftest.Judge{Namespace: s.template.Namespace, Kept: s.keepFailed}
+	s.judge = selftest.Judge{Namespace: s.template.Namespace, Kept: s.keepFailed, PullSecrets: s.coildPulls, Pulling: len(s.pullSecrets) > 0}
 	s.report.Namespace, s.report.Image = s.template.Namespace, s.image
 	s.made = true
 	if _, err := s.core.CoreV1().Namespaces().Create(ctx, s.template.NamespaceObject(), metav1.CreateOptions{}); err != nil {
@@ -110,6 +134,11 @@ func (s *tester) makeNamespace(ctx context.Context) error {
 	}
 	if _, err := s.core.CoreV1().ServiceAccounts(s.template.Namespace).Create(ctx, s.template.AccountObject(), metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create ServiceAccount %s/%s: %w", s.template.Namespace, selftest.Account, err)
+	}
+	for _, o := range s.template.SecretObjects() {
+		if _, err := s.core.CoreV1().Secrets(o.Namespace).Create(ctx, o, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("create Secret %s/%s: %w", o.Namespace, o.Name, err)
+		}
 	}
 	s.tell("Namespace %s has the pods of the selftest, of the image %s\n", s.template.Namespace, s.image)
 	return nil

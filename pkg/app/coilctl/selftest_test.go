@@ -101,7 +101,7 @@ ok      mtu        n2 -> n1: IPv4 packets of 1500 bytes pass whole, and longer o
 // Flags that can't be understood are refused before anything is read or removed.
 func TestSelftestFlags(t *testing.T) {
 	for flag, want := range map[string]string{
-		"--at-once=1": "2 or more", "--port=80": "within 1024", "--timeout=1ms": "a second or more", "--egress=nat": "NAMESPACE/NAME", "--destination=x": "--destination: ", "--destination=192.0.2.1": "has no port",
+		"--at-once=1": "2 or more", "--port=80": "within 1024", "--timeout=1ms": "a second or more", "--egress=nat": "NAMESPACE/NAME", "--egress=a/b/c": "NAMESPACE/NAME", "--image-pull-secret=regcred": "--image-pull-secret can't be \"regcred\": it must be NAMESPACE/NAME", "--destination=x": "--destination: ", "--destination=192.0.2.1": "has no port",
 	} {
 		var out bytes.Buffer
 		code := Main([]string{"coilctl", "--server=http://127.0.0.1:1", "selftest", flag}, strings.NewReader(""), &out, &out)

@@ -2,6 +2,7 @@ package selftest
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,6 +47,8 @@ type Template struct {
 	Port  uint16
 	// HostNetwork says that some pods have the network of their node.
 	HostNetwork bool
+	// PullSecrets are Secrets with the credentials of the image's registry, wherever they are. The namespace gets copies, since kubelets read those of the pod's own namespace only.
+	PullSecrets []*corev1.Secret
 }
 
 // NamespaceObject is the namespace. Pod Security lets pods in that have no right, unless one needs the network of its node.
@@ -65,6 +68,30 @@ func (t Template) AccountObject() *corev1.ServiceAccount {
 	return &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: Account, Labels: Labels()}, AutomountServiceAccountToken: new(false),
 	}
+}
+
+// SecretObjects are the copies of the Secrets by which the image is pulled.
+func (t Template) SecretObjects() (all []*corev1.Secret) {
+	for i, s := range t.PullSecrets {
+		all = append(all, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: fmt.Sprint("pull-", i), Labels: Labels()}, Type: s.Type, Data: s.Data})
+	}
+	return all
+}
+
+// Pulls says whether kubelets take credentials of registries from a Secret.
+func Pulls(s *corev1.Secret) bool {
+	return s.Type == corev1.SecretTypeDockerConfigJson || s.Type == corev1.SecretTypeDockercfg
+}
+
+// PullSecretsOf are the Secrets by which the image of pods is pulled, "namespace/name", sorted.
+func PullSecretsOf(pods []*corev1.Pod) (all []string) {
+	for _, p := range pods {
+		for _, s := range p.Spec.ImagePullSecrets {
+			all = append(all, p.Namespace+"/"+s.Name)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // Wish is a pod that is to be made.
@@ -107,6 +134,9 @@ func (t Template) PodObject(w Wish) *corev1.Pod {
 				}},
 			}},
 		},
+	}
+	for _, s := range t.SecretObjects() {
+		p.Spec.ImagePullSecrets = append(p.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: s.Name})
 	}
 	return p
 }

@@ -280,13 +280,25 @@ func TestUnstarted(t *testing.T) {
 		{nil, "somebody has deleted the pod", "coilctl why pod s/node-0"},
 		{status(corev1.PodStatus{Phase: corev1.PodPending}), "the pod doesn't run: it is Pending, and kubelet hasn't seen it", "coilctl why pod s/node-0"},
 		{status(corev1.PodStatus{Phase: corev1.PodPending, StartTime: &now, ContainerStatuses: container(corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no\nsuch image"}})}),
-			"the pod doesn't run: it is Pending: ImagePullBackOff, no; such image", "coilctl why pod s/node-0"},
+			"the pod doesn't run: it is Pending: ImagePullBackOff, no; such image", "see whether the image exists; if its registry needs credentials, name the Secret that has them: --image-pull-secret=NAMESPACE/NAME"},
 		{status(corev1.PodStatus{Phase: corev1.PodFailed, StartTime: &now, ContainerStatuses: container(corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 2, Reason: "Error"}})}),
 			"the pod doesn't run: it is Failed: the container has ended with exit code 2 (Error)", "the image may be of a version that has no selftest: name another one with --image"},
 		{status(corev1.PodStatus{Phase: corev1.PodFailed, StartTime: &now, Reason: "OutOfpods"}), "the pod doesn't run: it is Failed: OutOfpods", "coilctl why pod s/node-0"},
 	} {
 		if c := judge.Unstarted(w, tt.pod); c.Seen != tt.seen || c.Do != tt.do || c.State != Wrong || c.Subject != "n1" {
 			t.Errorf("%+v, want %s -> %s", c, tt.seen, tt.do)
+		}
+	}
+	unpulled := status(corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: container(corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}})})
+	for _, tt := range []struct {
+		judge Judge
+		do    string
+	}{
+		{Judge{PullSecrets: []string{"kube-system/a", "kube-system/b"}}, "the pods of coild have credentials for registries: use --image-pull-secret=kube-system/a,kube-system/b"},
+		{Judge{PullSecrets: []string{"kube-system/a"}, Pulling: true}, "see whether the image exists, and whether the Secrets of --image-pull-secret are for its registry"},
+	} {
+		if c := tt.judge.Unstarted(w, unpulled); c.Do != tt.do {
+			t.Errorf("%+v: %s, want %s", tt.judge, c.Do, tt.do)
 		}
 	}
 	r := Report{Checks: []Check{{State: Wrong, Pods: []string{"b", "a"}}, {State: Right, Pods: []string{"c"}}, {State: Wrong, Pods: []string{"a"}}}}

@@ -20,6 +20,23 @@ type Judge struct {
 	Namespace string
 	// Kept says that the pods of checks that fail stay.
 	Kept bool
+	// PullSecrets are those of the pods of coild, "namespace/name", and Pulling says that the pods of the selftest have some.
+	PullSecrets []string
+	Pulling     bool
+}
+
+// unpulled are the reasons of kubelets that have not got an image.
+var unpulled = []string{"ErrImagePull", "ImagePullBackOff"}
+
+// pull says what to do if the image can't be pulled. Newer kubelets ask for credentials also for an image that the node has already.
+func (j Judge) pull() string {
+	switch {
+	case j.Pulling:
+		return "see whether the image exists, and whether the Secrets of --image-pull-secret are for its registry"
+	case len(j.PullSecrets) > 0:
+		return "the pods of coild have credentials for registries: use --image-pull-secret=" + strings.Join(j.PullSecrets, ",")
+	}
+	return "see whether the image exists; if its registry needs credentials, name the Secret that has them: --image-pull-secret=NAMESPACE/NAME"
 }
 
 // explain has the commands that explain what is wrong with pods. Those about a pod need it, so without --keep-failed they are about its node.
@@ -71,6 +88,9 @@ func (j Judge) Unstarted(w Wish, p *corev1.Pod) Check {
 		switch {
 		case s.State.Waiting != nil:
 			c.Seen += ": " + joined(s.State.Waiting.Reason, s.State.Waiting.Message)
+			if slices.Contains(unpulled, s.State.Waiting.Reason) {
+				c.Do = j.pull()
+			}
 		case s.State.Terminated != nil:
 			c.Seen += fmt.Sprintf(": the container has ended with exit code %d (%s)", s.State.Terminated.ExitCode, joined(s.State.Terminated.Reason, s.State.Terminated.Message))
 			if s.State.Terminated.ExitCode == 2 {
