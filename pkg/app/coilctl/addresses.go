@@ -15,7 +15,7 @@ func (t *tool) addresses() *cobra.Command {
 		tool: t, name: "addresses", kind: "floating address", what: "floating addresses", kinds: []source{readFloating}, names: t.completeNames(resourceFloating),
 		short: "List floating addresses, their owners and holders",
 		long: "STATE is \"held\", \"no holder\" if none of the nodes that may have the address has it, \"on no node\" as those of gateways, and \"cooling down\" if it was released and " +
-			"is given to nobody yet. Names are addresses or those of AddressBlocks.",
+			"is given to nobody yet. NAME is an address, or the name of its AddressBlock.",
 		example: "  coilctl addresses\n  coilctl addresses 192.0.2.7\n  coilctl addresses --watch",
 		columns: []string{"ADDRESS", "+BLOCK", "+POOL", "OWNER", "STATE", "HOLDER", "SINCE", "PORTS", "ATTENTION"},
 	}

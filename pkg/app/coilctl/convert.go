@@ -37,9 +37,9 @@ func (t *tool) convert() *cobra.Command {
 	c := &cobra.Command{
 		Use: "convert -f FILE", Short: "Make objects of Coil of those of other egress systems", Args: cobra.NoArgs,
 		Long: "Make objects of Coil of those of EgressGateway (egressgateway.spidernet.io/v1beta1) and kube-static-egress-ip (staticegressips.nirmata.io/v1alpha1).\n\n" +
-			"The objects are written to the standard output. What has no counterpart, what Coil does in another way and what is left to do is written to the standard error, by the objects of the input. " +
+			"The objects are written to the standard output. What has no counterpart, what Coil does in another way and what is left to do is written to the standard error as notes, below the names of the objects that they are about. " +
 			"The exit code is 3 if something has no counterpart, and 1 after an error.\n\n" +
-			"It reads the files alone, and needs no cluster.",
+			"It reads only the files, and needs no cluster.",
 		Example: "  kubectl get egressgateways,egresspolicies,egressclusterpolicies,egressclusterinfos -A -o yaml | coilctl convert -f - > coil.yaml\n" +
 			"  kubectl get staticegressips -A -o yaml | coilctl convert -f - --egress-namespace=internet > coil.yaml\n" +
 			"  coilctl convert -f gateways/ -R -f policies.yaml --strict",
@@ -50,7 +50,7 @@ func (t *tool) convert() *cobra.Command {
 	c.Flags().StringVarP(&o.format, "output", "o", formatYAML, "format of the output: yaml, json")
 	c.Flags().StringVar(&o.egress, "egress-namespace", "egress", "namespace of the Egresses, which has to exist")
 	c.Flags().StringVar(&o.onFailure, "on-failure", "", "spec.onFailure of all policies: Node lets packets that no router can forward leave as those of other pods do, as the other systems do; Closed drops them, and is the default of the API")
-	c.Flags().BoolVar(&o.strict, "strict", false, "write nothing if there is anything to tell")
+	c.Flags().BoolVar(&o.strict, "strict", false, "write nothing, and fail, if there is any note")
 	complete(c, "output", fixed([]string{formatYAML, formatJSON}))
 	complete(c, "on-failure", fixed([]string{string(v2.EgressFailureClosed), string(v2.EgressFailureNode)}))
 	return c

@@ -31,8 +31,8 @@ const rightsOfDB = "get and create pods/exec in coild's namespace, since it runs
 // db returns the commands about the record of a node.
 func (t *tool) db() *cobra.Command {
 	c := &cobra.Command{
-		Use: "db", Short: "Show a node's record of addresses, and what it disagrees with", Args: cobra.NoArgs,
-		Long: "Show a node's record of addresses, coild.db, and what it disagrees with.",
+		Use: "db", Short: "Copy a node's record of addresses, or compare it with the API server", Args: cobra.NoArgs,
+		Long: "Copy a node's record of addresses, coild.db, or compare it with the AddressBlocks and Pods of the API server.",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(t.dbDump(), t.dbCheck())

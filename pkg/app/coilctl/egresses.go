@@ -14,7 +14,7 @@ func (t *tool) egresses() *cobra.Command {
 	l := &list{
 		tool: t, name: "egresses", kind: "Egress", what: "Egresses", kinds: []source{readEgresses, readPolicies, readCluster}, names: t.completeNames(resourceEgresses),
 		short: "List Egresses, their routers, clients and policies",
-		long: "REPLICAS are the routers, of those that there are to be, and POLICIES those of both kinds that lead to the Egress. Egresses of all namespaces are listed, or those of " +
+		long: "REPLICAS says how many routers there are, of how many the Egress wants, and POLICIES how many EgressPolicies and EgressClusterPolicies lead to it. Egresses of all namespaces are listed, or those of " +
 			"--namespace.",
 		example: "  coilctl egresses\n  coilctl egresses --namespace=internet nat -o wide\n  coilctl egresses --watch",
 		columns: []string{"NAMESPACE", "NAME", "REPLICAS", "AVAILABLE", "CLIENTS", "ADDRESSES", "POLICIES", "+PEERING", "+DESTINATIONS", "AGE"},

@@ -15,7 +15,7 @@ func (t *tool) nodes() *cobra.Command {
 		tool: t, name: "nodes", kind: "node", what: "nodes", kinds: []source{readNodes, readCoilds, readBlocks}, names: t.completeNames(resourceNodes),
 		short: "List nodes, with what they have of pools",
 		long: "READY is what kubelet says of the node, and COILD whether a coild on it is ready. ADDRESSES are those that pods have, of those of the node's AddressBlocks. " +
-			"Names without a Node are those of AddressBlocks that its end has left.",
+			"A name without a Node is that of a deleted one whose AddressBlocks are still there.",
 		example: "  coilctl nodes\n  coilctl nodes worker-1 -o wide\n  coilctl nodes --watch",
 		columns: []string{"NAME", "READY", "COILD", "BLOCKS", "ADDRESSES", "+COOLING", "FLOATING", "+INTERNAL-IP"},
 	}

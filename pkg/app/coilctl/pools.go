@@ -31,7 +31,7 @@ func (t *tool) pools() *cobra.Command {
 	l := &list{
 		tool: t, name: "pools", kind: "AddressPool", what: "AddressPools", kinds: []source{readPools}, names: t.completeNames(resourcePools),
 		short: "Show how much of AddressPools is in use, or with --map who has which part of their addresses",
-		long: "BLOCKS and ADDRESSES are those in use, of all. FLOATING counts floating addresses that belong to an object, and COOLING those that were released and are given to " +
+		long: "BLOCKS and ADDRESSES say how many are in use, of how many. FLOATING counts floating addresses that belong to an object, and COOLING those that were released and are given to " +
 			"nobody yet. ATTENTION has the messages of conditions.",
 		example: "  coilctl pools\n  coilctl pools default --map\n  coilctl pools default --map --watch\n  coilctl pools default --svg=default.svg",
 		columns: []string{"NAME", "BLOCKS", "ADDRESSES", "FLOATING", "COOLING", "ANNOUNCE", "+BLOCKSIZEBITS", "+SUBNETS", "+AGE", "ATTENTION"},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/diagnosis"
 	"github.com/coil-net/coil/pkg/plan/preflight"
@@ -37,8 +38,8 @@ type selftestOptions struct {
 
 // rightsOfSelftest are named by the help of the command.
 const rightsOfSelftest = "It needs the rights to list namespaces, nodes and pods, and daemonsets of apps; to create and delete namespaces; to create serviceaccounts; to create, delete and " +
-	"list pods, and to get and create pods/exec, in namespaces " + selftest.Prefix + "*; to get addresspools and list addressblocks of coil.cybozu.com. Egresses also need those to get and list " +
-	"egresses of coil.cybozu.com, to create and get egresspolicies, and to list the pods of their routers; Services those to create and get services, and to get leases of coordination.k8s.io in the " +
+	"list pods, and to get and create pods/exec, in namespaces " + selftest.Prefix + "*; to get addresspools and list addressblocks of coil.cybozu.com. To try Egresses it also needs those to get and list " +
+	"egresses of coil.cybozu.com, to create and get egresspolicies, and to list the pods of their routers; to try Services, those to create and get services, and to get leases of coordination.k8s.io in the " +
 	"namespace " + preflight.Namespace + ": what isn't allowed is skipped. " +
 	"--image-pull-secret needs those to get the Secret, and to create secrets in namespaces " + selftest.Prefix + "*. " +
 	"What is wrong with the pods of a failed check is told with the rights of \"why pod\"."
@@ -49,7 +50,7 @@ func (t *tool) selftest() *cobra.Command {
 	c := &cobra.Command{
 		Use: "selftest", Short: "Start pods on the nodes, and try whether their network works", Args: exactly(0),
 		Long: "Start pods on the nodes, in a namespace of their own, and try whether their network works: that they get addresses of their pool, reach each other from node to node " +
-			"with their own source addresses, and that the packets may be as long as their links say; that they leave by Egresses, as an annotation or an EgressPolicy says, with the source " +
+			"with their own source addresses, and that packets as long as the MTU of their links pass; that they leave by Egresses, as an annotation or an EgressPolicy says, with the source " +
 			"address of a router; and that a Service of the type LoadBalancer is reached, if coil-lb-controller runs.\n\n" +
 			"Everything is removed at the end, also after an interrupt or when the terminal is closed, and what an earlier selftest has left is removed first: run one at a time. " +
 			"The pods have no right, and run the image of coild, which the nodes have already. The exit code is 1 if a check has failed.\n\n" + rightsOfSelftest,
@@ -61,8 +62,8 @@ func (t *tool) selftest() *cobra.Command {
 	c.Flags().IntVar(&o.atOnce, "at-once", 50, "the most nodes that have pods at a time, 2 or more; others follow")
 	c.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "how long pods may take to start, and a check to succeed, before it has failed")
 	c.Flags().StringVar(&o.image, "image", "", "image of the pods; by default that of coild")
-	c.Flags().StringSliceVar(&o.pullSecrets, "image-pull-secret", nil, "Secrets with the credentials of the image's registry, NAMESPACE/NAME; the namespace of the pods gets copies, and by default none")
-	c.Flags().StringVar(&o.pool, "pool", "", "AddressPool of the pods; by default that of namespaces that name none")
+	c.Flags().StringSliceVar(&o.pullSecrets, "image-pull-secret", nil, "Secrets with the credentials of the image's registry, NAMESPACE/NAME; they are copied into the namespace of the pods")
+	c.Flags().StringVar(&o.pool, "pool", "", "AddressPool of the pods; by default "+v2.DefaultPool)
 	c.Flags().IntVar(&o.port, "port", selftest.Port, "TCP and UDP port of the pods")
 	c.Flags().BoolVar(&o.tolerate, "tolerate-all", true, "test nodes with taints, too, such as those of the control plane; false leaves them out")
 	c.Flags().BoolVar(&o.keepFailed, "keep-failed", false, "keep the namespace and the pods of checks that have failed; the next selftest removes them")

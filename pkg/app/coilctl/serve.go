@@ -36,8 +36,8 @@ type serveOptions struct {
 func (t *tool) serve() *cobra.Command {
 	o := &serveOptions{tool: t}
 	c := &cobra.Command{
-		Use: "serve", Short: "Serve a page that shows the cluster as it is, and changes with it, to a browser on this computer", Args: cobra.NoArgs,
-		Long: "Serve a page that shows the cluster as it is, and changes with it, to a browser on this computer. The page has what is wrong, maps of AddressPools, nodes, " +
+		Use: "serve", Short: "Show the cluster in a browser on this computer, on a page that follows its changes", Args: cobra.NoArgs,
+		Long: "Show the cluster in a browser on this computer, on a page that follows its changes. The page has what is wrong, maps of AddressPools, nodes, " +
 			"the ways out by Egresses and the ways in by Services, and changes nothing. The API server is asked only while somebody looks, with your rights. Whoever can connect to " +
 			"the address sees what you may see: there is no login.\n\n" +
 			"Rights: " + rights(everything) + "; watch these, too; get leases of coordination.k8s.io in the namespace " + preflight.Namespace + ". What you may not list isn't shown.",
@@ -45,7 +45,7 @@ func (t *tool) serve() *cobra.Command {
 		RunE:    func(c *cobra.Command, _ []string) error { return o.run(c.Context()) },
 	}
 	c.Flags().StringVar(&o.listen, "listen", "127.0.0.1:8580", "address and port of the page; port 0 is one that is free")
-	c.Flags().BoolVar(&o.remote, "allow-remote", false, "let --listen be an address that other computers reach: all who do see the page")
+	c.Flags().BoolVar(&o.remote, "allow-remote", false, "let --listen be an address that other computers reach: everybody who reaches it sees the page")
 	return c
 }
 

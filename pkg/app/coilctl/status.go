@@ -30,7 +30,7 @@ func (t *tool) status() *cobra.Command {
 	o := &statusOptions{tool: t}
 	c := &cobra.Command{
 		Use: "status", Short: "Tell what is wrong in the cluster, on one screen", Args: cobra.NoArgs,
-		Long: "Tell what is wrong in the cluster, on one screen. The exit code is 1 if there is anything.\n\n" +
+		Long: "Tell what is wrong in the cluster, on one screen. The exit code is 1 if something is wrong.\n\n" +
 			"Rights: " + rights(everything) + "; get leases of coordination.k8s.io in the namespace " + preflight.Namespace + ".",
 		Example: "  coilctl status\n  coilctl status --wait=2m",
 		RunE:    func(c *cobra.Command, _ []string) error { return o.run(c.Context()) },

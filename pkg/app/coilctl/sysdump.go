@@ -34,7 +34,7 @@ func (t *tool) sysdump() *cobra.Command {
 	o := &sysdumpOptions{tool: t}
 	c := &cobra.Command{
 		Use: "sysdump", Short: "Collect what a bug report needs in one archive", Args: cobra.NoArgs,
-		Long: "Collect what a bug report needs in one archive: all objects of Coil, Nodes and what else of Kubernetes Coil has to do with, logs and metrics of Coil's pods, what the coild of each node says and its record of " +
+		Long: "Collect what a bug report needs in one archive: all objects of Coil, Nodes and other objects of Kubernetes that Coil has to do with, logs and metrics of Coil's pods, what the coild of each node says and its record of " +
 			"addresses, versions, and the output of coilctl status.\n\n" +
 			"No Secret and no ConfigMap is read. Values of environment variables, annotations of other programs, and what looks like a token or a password are left out. Look through the archive all the same before you " +
 			"give it to others: it has names and addresses. What can't be read is listed in errors.txt of the archive, and doesn't end the command. Ctrl-C leaves an archive with what there is.\n\n" +

@@ -40,7 +40,7 @@ func (t *tool) trace() *cobra.Command {
 		Use: "trace [NAMESPACE/]POD DESTINATION[:PORT]", Short: "Tell which way packets of a pod go to an address", Args: exactly(2),
 		Long: "Tell which way packets of a pod go to an address: the rule, the table and the link in the pod and on its node, the tunnel to a router of an Egress, and the source address that " +
 			"the destination sees. Kernels are asked what they would do. What rules of nftables and Service proxies do with packets isn't told.\n\n" +
-			"Without --send nothing is sent. With it coild sends a few packets from the network namespace of the pod: echo requests of ICMP, or with a port SYN of TCP or datagrams of UDP. They are " +
+			"Without --send nothing is sent. With it coild sends a few packets from the network namespace of the pod: echo requests of ICMP or, if the destination has a port, SYN of TCP or datagrams of UDP. They are " +
 			"counted at each hop. The answers are printed, and how far packets without an answer came. The destination sees them as those of the pod.\n\n" +
 			"It needs the rights to get pods and namespaces, to list pods, and to list egresses, egresspolicies and egressclusterpolicies of coil.cybozu.com; also to get and create pods/exec in the " +
 			"namespaces of coild and of the Egresses. The exit code is 1 if packets get lost; with --send, if one of them isn't answered by the destination.",

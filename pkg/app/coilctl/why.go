@@ -61,7 +61,7 @@ func (o *whyOptions) whyPod() *cobra.Command {
 func (o *whyOptions) whyAddress() *cobra.Command {
 	return &cobra.Command{
 		Use: "address ADDRESS", Short: "Tell who has an address, and whether it leads there", Args: exactly(1),
-		Long: "Tell who has an address: its pool, its block, the node of that, the pod in the record of addresses, and what that has in the kernel, or the Services that are reached by it. It may be a floating IP of OpenStack.\n\n" +
+		Long: "Tell who has an address: its pool, its block, the node of the block, the pod that has the address by the record of the node, and what the kernel has for that pod; or the Services that are reached by it. It may be a floating IP of OpenStack.\n\n" +
 			"It needs the rights to get nodes, to list pods, and to list addresspools and addressblocks of coil.cybozu.com; of an address of no pool also addressclaims; of an address of Services also those of \"why service\". " + rightsOfWhy,
 		Example: "  coilctl why address 10.100.0.225",
 		RunE: func(c *cobra.Command, args []string) error {
@@ -89,8 +89,8 @@ func (o *whyOptions) whyNode() *cobra.Command {
 
 func (o *whyOptions) whyService() *cobra.Command {
 	return &cobra.Command{
-		Use: "service [NAMESPACE/]NAME", Short: "Tell why a Service of the type LoadBalancer has no address, or isn't reached by it", Args: exactly(1),
-		Long: "Tell why a Service of the type LoadBalancer has no address, or isn't reached by it: what it asks for, the controllers' leaders, the pool, what OpenStack provides, the AddressClaim, " +
+		Use: "service [NAMESPACE/]NAME", Short: "Tell why a Service of the type LoadBalancer has no address, or isn't reached by its address", Args: exactly(1),
+		Long: "Tell why a Service of the type LoadBalancer has no address, or isn't reached by its address: what it asks for, the controllers' leaders, the pool, what OpenStack provides, the AddressClaim, " +
 			"the Service's status, the node or the gateways that have the address, endpoints, and which clients are let in.\n\n" + rightsOfWhyService + ". " + rightsOfWhy,
 		Example:           "  coilctl why service shop/web\n  coilctl why service web --namespace=shop -o json",
 		ValidArgsFunction: o.completeService,

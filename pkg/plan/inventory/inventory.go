@@ -70,7 +70,7 @@ type Node struct {
 	InternalIPs []string `json:"internalIPs,omitempty"`
 }
 
-// Nodes returns the nodes, sorted by name. Names without a Node are those of AddressBlocks that its end has left.
+// Nodes returns the nodes, sorted by name. A name without a Node is that of a deleted one whose AddressBlocks are still there.
 func Nodes(o Objects) []Node {
 	rows := map[string]*Node{}
 	row := func(name string) *Node {
