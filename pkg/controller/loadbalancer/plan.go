@@ -45,7 +45,11 @@ func (c *Controller) plan(ctx context.Context) error {
 		}
 		given[s.UID] = g
 		if g.Claim != "" {
-			users[g.Claim] = append(users[g.Claim], keyOf(s))
+			if was, key := c.users[g.Claim], keyOf(s); users[g.Claim] == nil && len(was) > 0 && was[0] == key {
+				users[g.Claim] = was[:1:1]
+			} else {
+				users[g.Claim] = append(users[g.Claim], key)
+			}
 		}
 		if was, ok := c.given[s.UID]; !ok || was != g {
 			look = append(look, keyOf(s))

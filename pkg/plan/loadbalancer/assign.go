@@ -18,6 +18,18 @@ type use struct {
 	addrs    []netip.Addr // of the Address
 	made     bool         // by this plan
 	services []*Service
+
+	// Most addresses are of one claim, and have one Service: here is room for these.
+	self  [1]*use
+	first [1]*Service
+}
+
+// serve adds a Service.
+func (u *use) serve(s *Service) {
+	if u.services == nil {
+		u.services = u.first[:0]
+	}
+	u.services = append(u.services, s)
 }
 
 // assigner makes a plan. A plan of thousands of Services is made for each change, so it looks at all addresses for none of them.
@@ -44,8 +56,13 @@ func (a *assigner) add(u *use) {
 	a.uses = append(a.uses, u)
 	a.byClaim[u.Claim] = u
 	a.byPool[u.Pool] = append(a.byPool[u.Pool], u)
+	u.self[0] = u
 	for _, addr := range u.addrs {
-		a.byAddr[addr] = append(a.byAddr[addr], u)
+		if others := a.byAddr[addr]; others != nil {
+			a.byAddr[addr] = append(others, u)
+		} else {
+			a.byAddr[addr] = u.self[:]
+		}
 	}
 }
 
@@ -69,18 +86,19 @@ func Assign(f Facts) Plan {
 	n := len(f.Addresses)
 	a := assigner{Facts: f, uses: make([]*use, 0, n), byClaim: make(map[string]*use, n), byAddr: make(map[netip.Addr][]*use, n), byPool: map[string][]*use{}, full: map[kindIn]int{}}
 	var idle []string
-	for _, addr := range f.Addresses {
-		if !addr.Asked {
-			a.add(&use{Address: addr})
+	uses := make([]use, n)
+	for i, addr := range f.Addresses {
+		if uses[i].Address = addr; !addr.Asked {
+			a.add(&uses[i])
 		}
 	}
-	for _, addr := range f.Addresses {
+	for i, addr := range f.Addresses {
 		switch {
 		case !addr.Asked:
 		case len(addr.Addrs()) > 0 && len(a.having(addr.Addrs())) > 0:
 			idle = append(idle, addr.Claim) // it never gets what another claim of ours has
 		default:
-			a.add(&use{Address: addr})
+			a.add(&uses[i])
 		}
 	}
 	order := make([]int, len(f.Services))
@@ -166,7 +184,7 @@ func (a *assigner) stays(s *Service, given Given) {
 	for _, addr := range s.Has {
 		for _, u := range a.byAddr[addr] {
 			if unclaimed := u.made && len(u.services) == 0; !unclaimed && !slices.Contains(u.services, s) {
-				u.services = append(u.services, s)
+				u.serve(s)
 			}
 		}
 	}
@@ -187,8 +205,7 @@ func (a *assigner) any(s *Service) Given {
 	if _, ok := a.Pools[name]; !ok {
 		return refused(PoolNotFound, "There is no AddressPool %q: make it, or name another one in the annotation %s", name, v2.AnnotationPool)
 	}
-	fresh := &use{Address: Address{Pool: name}}
-	if why := a.lacks(fresh, s); why.Reason != "" {
+	if why := a.lacks(name, nil, s); why.Reason != "" {
 		return why
 	}
 	if u := a.room(name, s, false); u != nil {
@@ -201,7 +218,7 @@ func (a *assigner) any(s *Service) Given {
 func (a *assigner) room(pool string, s *Service, known bool) *use {
 	kind := kindIn{pool, known, s.Kind()}
 	for _, u := range a.byPool[pool][a.full[kind]:] {
-		if !u.Asked && (!known || len(u.addrs) > 0) && u.inTheWay(s) == nil && a.lacks(u, s).Reason == "" {
+		if !u.Asked && (!known || len(u.addrs) > 0) && u.inTheWay(s) == nil && a.lacks(u.Pool, u.addrs, s).Reason == "" {
 			return u
 		}
 		a.full[kind]++
@@ -225,13 +242,13 @@ func (a *assigner) sooner(s *Service, given Given) Given {
 
 // give lets a Service have an address, if it can.
 func (a *assigner) give(u *use, s *Service) Given {
-	if why := a.lacks(u, s); why.Reason != "" {
+	if why := a.lacks(u.Pool, u.addrs, s); why.Reason != "" {
 		return why
 	}
 	if o := u.inTheWay(s); o != nil {
 		return refused(AddressInUse, "Service %s has %s: %s", o.Name, u.Address.Address, conflictOf(o, s).explain(o, s))
 	}
-	u.services = append(u.services, s)
+	u.serve(s)
 	return Given{Claim: u.Claim, Address: u.Address.Address}
 }
 
@@ -280,17 +297,16 @@ func (a *assigner) unused(name string) string {
 	}
 }
 
-// lacks says which family of a Service an address hasn't.
-func (a *assigner) lacks(u *use, s *Service) Given {
-	addrs := u.addrs
+// lacks says which family of a Service an address of a pool hasn't. If the address isn't known yet it is one like any other.
+func (a *assigner) lacks(pool string, addrs []netip.Addr, s *Service) Given {
 	if len(addrs) == 0 {
-		if b, err := a.Pools[u.Pool].Block(0); err == nil {
-			addrs = b.At(0).Addrs() // one like any other
+		if b, err := a.Pools[pool].Block(0); err == nil {
+			addrs = b.At(0).Addrs()
 		}
 	}
 	for i, f := range s.Families {
 		if (i == 0 || s.Both) && !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return dataplane.FamilyOf(a) == f }) {
-			return refused(FamilyMissing, "It needs an address of %s, and AddressPool %s has none: ask for another pool, or for other families (spec.ipFamilies, spec.ipFamilyPolicy)", f, u.Pool)
+			return refused(FamilyMissing, "It needs an address of %s, and AddressPool %s has none: ask for another pool, or for other families (spec.ipFamilies, spec.ipFamilyPolicy)", f, pool)
 		}
 	}
 	return Given{}
