@@ -45,9 +45,9 @@ import (
 
 const (
 	// settle is for how long changes are collected before a plan is made. Between two plans there is spare times as long as one takes, so that those of thousands of Services use
-	// a tenth of a processor, but never more than mostSpare.
+	// a sixth of a processor, but never more than mostSpare.
 	settle    = 50 * time.Millisecond
-	spare     = 10
+	spare     = 5
 	mostSpare = time.Second
 	workers   = 8
 	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late.
