@@ -174,7 +174,7 @@ func (t *tool) read(ctx context.Context, kinds []source) (inventory.Objects, err
 }
 
 // errNotInstalled: the API server doesn't know kinds.
-var errNotInstalled = errors.New("Coil isn't installed, or a variant of it without them")
+var errNotInstalled = errors.New("no variant of Coil that has them is installed")
 
 // notInstalled is the error that none of Coil's kinds is installed, of those that are read. One kind beside others doesn't tell.
 func notInstalled(kinds []source, absent []bool) error {

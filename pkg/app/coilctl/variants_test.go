@@ -43,7 +43,7 @@ func TestVariants(t *testing.T) {
 		{ofIPAM, "status", "AddressPool           0       none\n", ""},
 		{ofIPAM, "nodes", "n1     True", ""},
 		{ofIPAM, "egresses", "nat", ""},
-		{ofIPAM, "pools", "", "error: the API server has no addresspools of coil.cybozu.com: Coil isn't installed, or a variant of it without them"},
+		{ofIPAM, "pools", "", "error: the API server has no addresspools of coil.cybozu.com: no variant of Coil that has them is installed"},
 		{ofIPAM, "pools forecast", "", "error: the API server has no addresspools, addressblocks of coil.cybozu.com: "},
 		{ofIPAM, "pools --watch", "", "error: the API server has no addresspools of coil.cybozu.com: "},
 		{ofEgress, "status", "Egress                0       none\n", ""},
@@ -90,7 +90,7 @@ func TestWaitForInstallation(t *testing.T) {
 		t.Errorf("exit code %d\n%s%s", r.code, r.out, r.errOut)
 	}
 	a.absent = slices.Concat(ofIPAM, ofEgress)
-	if code, _, errOut := a.run("coilctl", "status", "--wait=1ms"); code != 1 || !strings.Contains(errOut, "Coil isn't installed") {
+	if code, _, errOut := a.run("coilctl", "status", "--wait=1ms"); code != 1 || !strings.Contains(errOut, "is installed") {
 		t.Errorf("exit code %d, %s", code, errOut)
 	}
 }
@@ -125,7 +125,7 @@ func TestServeVariant(t *testing.T) {
 	l, _ = s.look()
 	l.until("it is told", func() bool {
 		source := row[page.Source](l, "sources", "addresspools")
-		return !source.Known && strings.Contains(source.Problem, "Coil isn't installed")
+		return !source.Known && strings.Contains(source.Problem, "is installed")
 	})
 	s.interrupt()
 }
