@@ -93,6 +93,9 @@ func operator(t *testing.T, s *site) *guide.Shell {
 	return guide.NewShell(t, testkit.Must(s.KubectlCommand(t.Context()))(t).Path, s.Kubeconfig())
 }
 
+// patient has coilctl wait longer for programs that are emulated.
+var patient = strings.NewReplacer("coilctl why ", "coilctl why --timeout=2m ", "coilctl trace ", "coilctl trace --timeout=2m ")
+
 // testLooks has coilctl ask coild and routers, by kubelets and the container runtime: about a client with tunnels, a pod that has none, a router, and the record of the node.
 func testLooks(t *testing.T, s *site) {
 	o := operator(t, s)
@@ -109,6 +112,7 @@ func testLooks(t *testing.T, s *site) {
 		{"coilctl db check " + chosen.Spec.NodeName, []string{"Record of node", "ok"}},
 		{"coilctl db dump " + chosen.Spec.NodeName + " -f node.db && sqlite3 -readonly node.db 'SELECT name, ipv4, ipv6 FROM pods'", []string{"chosen|" + chosen.Status.PodIPs[0].IP + "|" + chosen.Status.PodIPs[1].IP}},
 	} {
+		c.command = patient.Replace(c.command)
 		out, err := o.Run(t.Context(), c.command)
 		t.Logf("%s\n%s%v", c.command, out, err)
 		if err != nil {
@@ -125,6 +129,7 @@ func testFirstHour(t *testing.T, s *site) {
 	s.apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: first-hour}}")
 	for _, step := range steps {
 		step = step.Renamed(strings.NewReplacer("busybox:1.37", image.Tools, "partners", "hour", "internet", "hour-out"))
+		step.Commands = patient.Replace(step.Commands)
 		out, err := o.Run(t.Context(), step.Commands)
 		t.Logf("%s\n%s", step.Commands, out)
 		testkit.Check(t, err)

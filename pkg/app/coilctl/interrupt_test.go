@@ -123,6 +123,9 @@ func start(t *testing.T, held bool, command ...string) *process {
 	r := &process{t: t, tested: &tested{held: held}}
 	api := httptest.NewServer(r)
 	t.Cleanup(api.Close)
+	if command == nil { // these tests may run under nohup themselves
+		command = []string{"env", "--default-signal=HUP"}
+	}
 	command = append(command, testkit.Must(os.Executable())(t), "selftest", "--server="+api.URL)
 	r.cmd = exec.CommandContext(t.Context(), command[0], append(command[1:], "--timeout=1s")...)
 	r.cmd.Env = append(os.Environ(), asProgram+"=1", "KUBECONFIG="+t.TempDir()+"/none")
