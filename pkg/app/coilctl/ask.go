@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -27,7 +29,7 @@ const routerProgram = "/coil-egress"
 
 // ask asks the coild that is in a pod about one thing.
 func (t *tool) ask(ctx context.Context, coild *corev1.Pod, words ...string) (*inspection.Answer, error) {
-	text, err := t.answer(ctx, coild, coildContainer, inspection.Limit, debugOf(coildProgram, words))
+	text, err := t.answer(ctx, coild, coildContainer, inspection.Limit, patient(ctx, debugOf(coildProgram, words)))
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +47,7 @@ func (t *tool) record(ctx context.Context, coild *corev1.Pod) (*inspection.Datab
 
 // askRouter asks the router that is in a pod.
 func (t *tool) askRouter(ctx context.Context, router *corev1.Pod, words ...string) (*inspection.RouterAnswer, error) {
-	text, err := t.answer(ctx, router, v2.EgressContainerName, inspection.Limit, debugOf(routerProgram, words))
+	text, err := t.answer(ctx, router, v2.EgressContainerName, inspection.Limit, patient(ctx, debugOf(routerProgram, words)))
 	if err != nil {
 		return nil, err
 	}
@@ -55,6 +57,16 @@ func (t *tool) askRouter(ctx context.Context, router *corev1.Pod, words ...strin
 // debugOf is the command by which a program asks the one that serves in its pod. Images have no shell, and nothing listens for others than the pod.
 func debugOf(program string, words []string) []string {
 	return append([]string{program, "debug"}, words...)
+}
+
+// patient has a program wait longer for the answer than it does by itself, if the caller does.
+func patient(ctx context.Context, command []string) []string {
+	const usual = 5 * time.Second
+	at, ok := ctx.Deadline()
+	if left := time.Until(at); ok && left > usual && !slices.Contains(command, "send") {
+		command = append(command, fmt.Sprintf("--timeout=%s", (left-time.Second).Round(time.Second)))
+	}
+	return command
 }
 
 // complaintsLimit is the most bytes of what a program writes on the standard error.

@@ -3,6 +3,7 @@ package coilctl
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,5 +34,19 @@ func TestWithin(t *testing.T) {
 				t.Errorf("with --timeout=%s a router is waited for for %s, want %s: %+v", timeout, took, want, asked[0])
 			}
 		})
+	}
+}
+
+// A program in a pod waits as long as coilctl does, less a second for its answer to come. Without a longer --timeout it waits as long as it does by itself.
+func TestPatient(t *testing.T) {
+	for within, want := range map[time.Duration][]string{4 * time.Second: {"/coild", "debug", "node"}, 24 * time.Second: {"/coild", "debug", "node", "--timeout=23s"}} {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		if got := patient(ctx, debugOf(coildProgram, []string{"node"})); !slices.Equal(got, want) {
+			t.Errorf("within %s it runs %q, want %q", within, got, want)
+		}
+		cancel()
+	}
+	if got := patient(t.Context(), []string{"a"}); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("without a limit it runs %q", got)
 	}
 }
