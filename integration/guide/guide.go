@@ -82,17 +82,25 @@ func alike(line string) string {
 	return strings.Join(strings.Fields(numbers.ReplaceAllLiteralString(ages.ReplaceAllLiteralString(line, "N"), "N")), " ")
 }
 
-// Check compares what the commands have printed with what the page says, without numbers, addresses, and the width of columns.
-func (s Step) Check(t *testing.T, out string) {
-	t.Helper()
+// Missing compares what the commands have printed with what the page says, without numbers, addresses, and the width of columns. It returns the first line that the page has and
+// they haven't printed, "" for none.
+func (s Step) Missing(out string) string {
 	rest := strings.Split(out, "\n")
 	for _, want := range s.Prints {
 		at := slices.IndexFunc(rest, func(line string) bool { return strings.HasPrefix(alike(line), alike(want)) })
 		if at < 0 {
-			t.Errorf("the page has %q, but this was printed by\n%s:\n%s", want, s.Commands, out)
-			return
+			return want
 		}
 		rest = rest[at+1:]
+	}
+	return ""
+}
+
+// Check fails the test if a line is missing.
+func (s Step) Check(t *testing.T, out string) {
+	t.Helper()
+	if want := s.Missing(out); want != "" {
+		t.Errorf("the page has %q, but this was printed by\n%s:\n%s", want, s.Commands, out)
 	}
 }
 
