@@ -1,7 +1,6 @@
-// Package guide has tests follow a page word by word: it reads the commands of the page, runs those of the operator, and compares what commands print with what
-// the page says.
+// Package guide lets tests follow a page word by word. It reads the commands of a page, runs those of the operator, and compares their output with the page.
 //
-// It owns how a page is written so that it can be followed. It must not know what a page is about, nor where commands run that aren't the operator's.
+// It owns the way in which such a page is written. It must not know the page's subject, nor the places of commands other than the operator's shell.
 //
 //	_, steps := guide.Read(t, "FIRST-HOUR.md", "\n## A way out\n", "\n## All of it on one page\n")
 //	shell := guide.NewShell(t, kubectl, kubeconfig)
@@ -77,13 +76,12 @@ var (
 	numbers = regexp.MustCompile(`[0-9a-f]*\d[0-9a-f]*`)
 )
 
-// alike is a line without what differs each time: numbers, addresses, and the width of columns.
+// alike returns a line without numbers, addresses and the width of columns, which differ each time.
 func alike(line string) string {
 	return strings.Join(strings.Fields(numbers.ReplaceAllLiteralString(ages.ReplaceAllLiteralString(line, "N"), "N")), " ")
 }
 
-// Missing compares what the commands have printed with what the page says, without numbers, addresses, and the width of columns. It returns the first line that the page has and
-// they haven't printed, "" for none.
+// Missing returns the first line of the page that the output lacks, "" for none. Numbers, addresses and the width of columns aren't compared.
 func (s Step) Missing(out string) string {
 	rest := strings.Split(out, "\n")
 	for _, want := range s.Prints {
@@ -121,7 +119,7 @@ func NewShell(t *testing.T, kubectl, kubeconfig string) *Shell {
 	return &Shell{Dir: dir, env: append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+dir+":"+os.Getenv("PATH"))}
 }
 
-// Run runs commands, of which the first one that fails is the last one, and returns what they print.
+// Run runs commands until one fails, and returns their output.
 func (s *Shell) Run(ctx context.Context, commands string) ([]byte, error) {
 	shell := exec.CommandContext(ctx, "bash", "-ec", commands)
 	shell.Dir, shell.Env = s.Dir, s.env

@@ -49,7 +49,7 @@ func TestEgress(t *testing.T) {
 	testkit.Need(t, testkit.VM)
 	options := vm.Options{Kernel: "6.12", Memory: 3072 + 1024*nodes(), Network: true}
 	if os.Getenv(apiDirEnv) == "" {
-		proxy := testkit.Must(controlplane.FreePort())(t)
+		proxy := testkit.Must(netip.ParseAddrPort(testkit.FreeAddr(t)))(t)
 		options.Env, options.Forward = controlPlane(t, proxy), proxy.Port()
 	}
 	if vmtest.Reexec(t, options, modules...) {

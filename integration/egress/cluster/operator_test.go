@@ -72,7 +72,7 @@ func proxyKubelets(t *testing.T, s *site) {
 	})
 }
 
-// both copies what comes from a client, of which something may have been read, and from a server, until both have ended.
+// both copies between a client and a server until both have ended. Bytes of the client that were read already come first out of from.
 func both(client net.Conn, from io.Reader, server net.Conn) {
 	var work sync.WaitGroup
 	work.Go(func() { forward(server, from) })
@@ -80,7 +80,7 @@ func both(client net.Conn, from io.Reader, server net.Conn) {
 	work.Wait()
 }
 
-// forward copies what comes from one side to the other one, and its end. What it can't copy is lost with the connection.
+// forward copies one direction of a connection, and closes that direction at its end. The copy ends without an error if the connection breaks.
 func forward(to net.Conn, from io.Reader) {
 	_, _ = io.Copy(to, from)
 	if c, ok := to.(interface{ CloseWrite() error }); ok {
@@ -88,7 +88,7 @@ func forward(to net.Conn, from io.Reader) {
 	}
 }
 
-// operator is somebody with a shell.
+// operator returns a shell with kubectl and coilctl for the cluster.
 func operator(t *testing.T, s *site) *guide.Shell {
 	t.Helper()
 	return guide.NewShell(t, testkit.Must(s.KubectlCommand(t.Context()))(t).Path, s.Kubeconfig())

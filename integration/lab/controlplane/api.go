@@ -310,15 +310,6 @@ func (a *API) removeDir() error {
 	return a.scratch.Remove()
 }
 
-// FreePort returns a TCP port of 127.0.0.1 that nobody listens at now.
-func FreePort() (netip.AddrPort, error) {
-	ports, err := freePorts(netip.MustParseAddr("127.0.0.1"))
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	return ports[0], nil
-}
-
 // freePorts returns one TCP port for each address, none of them twice.
 func freePorts(addrs ...netip.Addr) ([]netip.AddrPort, error) {
 	var ports []netip.AddrPort

@@ -2,19 +2,19 @@ package loadbalancer
 
 import "k8s.io/apimachinery/pkg/types"
 
-// findings are what was found out of objects of a cache, which never change: another version is another object. A plan of thousands of Services is made for each
-// change, and most of them are as they were.
+// findings remembers a value for each object of a cache. An object never changes: another version is another object. A plan is made of all Services, most of which are
+// as they were in the plan before.
 type findings[O, V any] struct {
 	byUID map[types.UID]finding[O, V]
 }
 
-// finding is what was found out of an object.
+// finding is the value of an object.
 type finding[O, V any] struct {
 	object *O
 	value  V
 }
 
-// of returns what is found out of an object, which is called for once. The value belongs to all who ask.
+// of returns the value of an object. It calls find once for each object. Callers share the value, and must not change it.
 func (r *findings[O, V]) of(uid types.UID, o *O, find func(*O) V) V {
 	if f, ok := r.byUID[uid]; ok && f.object == o {
 		return f.value
@@ -27,7 +27,7 @@ func (r *findings[O, V]) of(uid types.UID, o *O, find func(*O) V) V {
 	return f.value
 }
 
-// keep forgets everything once most of it is of objects that are gone: n is how many there are.
+// keep forgets all values when more than half of them are of objects that are gone. n is the number of objects.
 func (r *findings[O, V]) keep(n int) {
 	if len(r.byUID) > 2*n {
 		clear(r.byUID)

@@ -58,11 +58,11 @@ type Service struct {
 	// (externalTrafficPolicy: Local). Two Services whose endpoints differ may have no such place in common, and don't share an address.
 	Endpoints string
 
-	// kind is that of Kind, once it is known.
+	// kind is the result of Kind, "" before its first call.
 	kind string
 }
 
-// Kind tells Services that an address has room for from those that it has none for: it has for all of a kind, or for none. It is found out once.
+// Kind is equal for Services that ask the same of an address: an address has room for all of them, or for none. It is made once.
 func (s *Service) Kind() string {
 	if s.kind == "" {
 		s.kind = fmt.Sprintf("%v %v %t %t %q %q", s.Ports, s.Families, s.Both, s.Alone, s.Group, s.Endpoints)
