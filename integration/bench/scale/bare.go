@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kube"
@@ -19,6 +22,9 @@ import (
 	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/testkit"
 )
+
+// eventsOfService is how many Events a Service gets until it tells its address.
+const eventsOfService = 2
 
 // example has a Service with an address, and the objects that controllers and nodes have written for it.
 type example struct {
@@ -30,121 +36,121 @@ type example struct {
 	events  []eventsv1.Event
 }
 
-// bareFigures are the pace of a client that only writes, in Services per second, and the processor time for each, in ms.
-type bareFigures struct{ rate, server, etcd float64 }
-
-func (f bareFigures) note(rep *report, who string) {
-	rep.Figures.Note(who, "/s", f.rate)
-	rep.Figures.Note(who+", processor time of kube-apiserver for each", "ms", f.server)
-	rep.Figures.Note(who+", processor time of etcd for each", "ms", f.etcd)
-}
-
-// bareRate has a client write n Services, from the index first on. For each Service it makes the writes that the first one
-// needed; of Events so many for each, all of the first one's if that is negative. All controllers and nodes have ended: the client has the API server to itself.
-func (s *serving) bareRate(ctx context.Context, first, n int, events float64) (f bareFigures, err error) {
-	e, err := s.example(ctx)
-	if err != nil {
-		return f, err
-	}
-	if events < 0 {
-		events = float64(len(e.events))
-	}
-	services := make([]*corev1.Service, n)
-	err = each(ctx, n, func(ctx context.Context, i int) (err error) {
-		services[i], err = s.rig.Core.CoreV1().Services(shops).Create(ctx, balanced(fmt.Sprint("bare-", first+i)), metav1.CreateOptions{})
-		return err
-	})
-	if err != nil {
-		return f, err
-	}
-	etcd, server := s.rig.API.PIDs()
-	began := time.Now()
-	used, err := usage(ctx, []int{server, etcd}, func(ctx context.Context) error {
-		return each(ctx, n, func(ctx context.Context, i int) error {
-			return s.bare(ctx, e, services[i], int32(s.services+s.changes+first+i), int(events*float64(i+1))-int(events*float64(i)))
-		})
-	})
-	if err != nil {
-		return f, err
-	}
-	took := time.Since(began).Seconds()
-	return bareFigures{float64(n) / took, used[0] * took * 1000 / float64(n), used[1] * took * 1000 / float64(n)}, nil
-}
-
-// countEvents returns how many Events Services have.
-func (s *serving) countEvents(ctx context.Context) (int, error) {
-	l, err := s.rig.Core.EventsV1().Events(shops).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return 0, err
-	}
-	return len(l.Items), nil
-}
-
-// example reads what the first Service got.
-func (s *serving) example(ctx context.Context) (e example, err error) {
-	services, events := s.rig.Core.CoreV1().Services(shops), s.rig.Core.EventsV1().Events(shops)
+// readExample reads what a Service got.
+func readExample(ctx context.Context, r *rig.Rig, name string) (e example, err error) {
+	services, events := r.Core.CoreV1().Services(shops), r.Core.EventsV1().Events(shops)
 	var errs [3]error
-	e.service, errs[0] = services.Get(ctx, serviceName(0), metav1.GetOptions{})
-	e.pool, errs[1] = s.rig.Coil.CoilV2().AddressPools().Get(ctx, servicePool, metav1.GetOptions{})
-	blocks, err := s.rig.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelFloating + "=" + v2.FloatingValue})
+	e.service, errs[0] = services.Get(ctx, name, metav1.GetOptions{})
+	e.pool, errs[1] = r.Coil.CoilV2().AddressPools().Get(ctx, servicePool, metav1.GetOptions{})
+	blocks, err := r.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelFloating + "=" + v2.FloatingValue})
 	errs[2] = err
 	if err := errors.Join(errs[:]...); err != nil {
 		return e, err
 	}
 	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, testkit.Timeout(30*time.Second), true, func(ctx context.Context) (bool, error) {
-		told, err := events.List(ctx, metav1.ListOptions{FieldSelector: "regarding.name=" + serviceName(0)})
+		told, err := events.List(ctx, metav1.ListOptions{FieldSelector: "regarding.name=" + name})
 		if err == nil {
 			e.events = told.Items
 		}
-		return len(e.events) > 0, err
+		return len(e.events) >= eventsOfService, err
 	})
 	if err != nil {
-		return e, fmt.Errorf("wait for Events of Service %s: %w", serviceName(0), err)
+		return e, fmt.Errorf("wait for Events of Service %s, there are %d: %w", name, len(e.events), err)
 	}
 	for i := range blocks.Items {
-		if f := blocks.Items[i].Floating; f != nil && len(f.Ports) == 1 && f.Ports[0].Service == shops+"/"+serviceName(0) {
+		if f := blocks.Items[i].Floating; f != nil && len(f.Ports) == 1 && f.Ports[0].Service == shops+"/"+name {
 			e.block = &blocks.Items[i]
 		}
 	}
 	if e.block == nil {
-		return e, fmt.Errorf("Service %s has no AddressBlock", serviceName(0))
+		return e, fmt.Errorf("Service %s has no AddressBlock", name)
 	}
-	if e.claim, err = s.rig.Coil.CoilV2().AddressClaims(e.block.Floating.Owner.Namespace).Get(ctx, e.block.Floating.Claim, metav1.GetOptions{}); err != nil {
+	if e.claim, err = r.Coil.CoilV2().AddressClaims(e.block.Floating.Owner.Namespace).Get(ctx, e.block.Floating.Claim, metav1.GetOptions{}); err != nil {
 		return e, err
 	}
 	e.parsed, err = pools.Parse(e.pool.Spec)
 	return e, err
 }
 
-// bare makes the writes for a Service, as coil-lb-controller, coil-ipam-controller and a node make them, and so many Events.
-func (s *serving) bare(ctx context.Context, e example, service *corev1.Service, index int32, events int) error {
-	ofClaims, ofBlocks, services := s.rig.Coil.CoilV2().AddressClaims(e.claim.Namespace), s.rig.Coil.CoilV2().AddressBlocks(), s.rig.Core.CoreV1().Services(shops)
+// bareClient makes the writes that Services need to get their addresses, and nothing else. Its API server is its own: no controller watches.
+type bareClient struct {
+	example
+	rig      *rig.Rig
+	services []*corev1.Service
+	// begun and served count those that are written, and those that tell their addresses.
+	begun, served atomic.Int64
+}
+
+// newBareClient makes Services for a client that writes what an example got.
+func newBareClient(ctx context.Context, o rig.Options, e example, services int) (b *bareClient, err error) {
+	o.NoController = true
+	b = &bareClient{example: e, services: make([]*corev1.Service, services)}
+	if b.rig, err = rig.New(ctx, o); err != nil {
+		return nil, err
+	}
+	err = prepare(ctx, b.rig, 1)
+	if err == nil {
+		err = each(ctx, services, func(ctx context.Context, i int) (err error) {
+			b.services[i], err = b.rig.Core.CoreV1().Services(shops).Create(ctx, balanced(fmt.Sprint("bare-", i)), metav1.CreateOptions{})
+			return err
+		})
+	}
+	if err != nil {
+		return nil, errors.Join(err, b.rig.Close())
+	}
+	return b, nil
+}
+
+// pids are the processes that work for it.
+func (b *bareClient) pids() []int {
+	etcd, server := b.rig.API.PIDs()
+	return []int{server, etcd}
+}
+
+// left is how many Services it can still write.
+func (b *bareClient) left() int { return len(b.services) - int(b.begun.Load()) }
+
+// serve writes n of the Services that are left, and so many Events for each.
+func (b *bareClient) serve(ctx context.Context, n int, events float64) error {
+	return each(ctx, n, func(ctx context.Context, i int) error {
+		err := b.write(ctx, int(b.begun.Add(1)-1), int(events*float64(i+1))-int(events*float64(i)))
+		if err == nil {
+			b.served.Add(1)
+		}
+		return err
+	})
+}
+
+// write makes the writes for a Service, as coil-lb-controller, coil-ipam-controller and a node make them, and so many Events.
+func (b *bareClient) write(ctx context.Context, index, events int) error {
+	service := b.services[index]
+	ofClaims, ofBlocks, services := b.rig.Coil.CoilV2().AddressClaims(b.claim.Namespace), b.rig.Coil.CoilV2().AddressBlocks(), b.rig.Core.CoreV1().Services(shops)
 	claim, err := ofClaims.Create(ctx, &v2.AddressClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: e.claim.Namespace, Name: service.Name, Labels: e.claim.Labels}, Spec: e.claim.Spec,
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.claim.Namespace, Name: service.Name, Labels: b.claim.Labels}, Spec: b.claim.Spec,
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
-	addresses, err := e.parsed.Block(index)
+	addresses, err := b.parsed.Block(int32(index))
 	if err != nil {
 		return err
 	}
-	block, err := ofBlocks.Create(ctx, pools.NewFloating(e.pool, index, addresses, claims.Floating(claim)), metav1.CreateOptions{})
+	block, err := ofBlocks.Create(ctx, pools.NewFloating(b.pool, int32(index), addresses, claims.Floating(claim)), metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
-	claim.Status = e.claim.Status
+	claim.Status = b.claim.Status
 	if _, err := ofClaims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
 	if service, err = kube.PatchMetadata(ctx, services, service, map[string]any{
-		"finalizers": e.service.Finalizers, "annotations": map[string]any{
-			loadbalancer.AnnotationAssigned: e.service.Annotations[loadbalancer.AnnotationAssigned], loadbalancer.AnnotationFloatingIP: nil,
+		"finalizers": b.service.Finalizers, "annotations": map[string]any{
+			loadbalancer.AnnotationAssigned: b.service.Annotations[loadbalancer.AnnotationAssigned], loadbalancer.AnnotationFloatingIP: nil,
 		},
 	}); err != nil {
 		return err
 	}
-	f := e.block.Floating
+	f := b.block.Floating
 	if block, err = kube.PatchAsRead(ctx, ofBlocks, block, map[string]any{
 		"floating": map[string]any{"ports": f.Ports, "successors": f.Successors, "movingTo": nil, "announcers": nil},
 	}); err != nil {
@@ -154,15 +160,15 @@ func (s *serving) bare(ctx context.Context, e example, service *corev1.Service, 
 	if _, err := ofBlocks.Update(ctx, block, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
-	service.Status = e.service.Status
+	service.Status = b.example.service.Status
 	if service, err = services.UpdateStatus(ctx, service, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
 	for i := range events {
-		told := e.events[i%len(e.events)]
+		told := b.events[i%len(b.events)]
 		regarding := told.Regarding
 		regarding.Name, regarding.UID = service.Name, service.UID
-		_, err := s.rig.Core.EventsV1().Events(shops).Create(ctx, &eventsv1.Event{
+		_, err := b.rig.Core.EventsV1().Events(shops).Create(ctx, &eventsv1.Event{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(service.Name, ".", i)}, EventTime: metav1.NowMicro(), ReportingController: "bare", ReportingInstance: "bare",
 			Action: "ServeAddress", Type: told.Type, Reason: told.Reason, Note: told.Note, Regarding: regarding,
 		}, metav1.CreateOptions{})
@@ -171,4 +177,66 @@ func (s *serving) bare(ctx context.Context, e example, service *corev1.Service, 
 		}
 	}
 	return nil
+}
+
+// pace is how fast Services get their addresses, in Services per second, and the processor time of programs for each, in ms.
+type pace struct {
+	rate float64
+	used []float64
+}
+
+// newPace has the parts of processors that programs used while it took so long.
+func newPace(services int, took, ran time.Duration, used []float64) (p pace) {
+	p.rate = float64(services) / ran.Seconds()
+	for _, part := range used {
+		p.used = append(p.used, part*took.Seconds()*1000/float64(services))
+	}
+	return p
+}
+
+// note notes it.
+func (p pace) note(rep *report, who string, programs ...string) {
+	rep.Figures.Note(who, "/s", p.rate)
+	for i, program := range programs {
+		rep.Figures.Note(who+", processor time of "+program+" for each", "ms", p.used[i])
+	}
+}
+
+// beside has the bare client write beside controllers, by turns, until do returns.
+func (b *bareClient) beside(ctx context.Context, length time.Duration, controllers []int, services int, do func(context.Context) error) (theirs, own pace, err error) {
+	done, writing := make(chan struct{}), make(chan error, 1)
+	writes, stop := context.WithCancel(ctx)
+	defer stop()
+	var ran [2]time.Duration
+	pids := slices.Concat(controllers, b.pids())
+	began := time.Now()
+	used, err := usage(ctx, pids, func(ctx context.Context) error {
+		go func() { writing <- b.serve(writes, b.left(), eventsOfService) }()
+		did := make(chan error, 1)
+		go func() {
+			did <- do(ctx)
+			close(done)
+		}()
+		var err error
+		ran, err = byTurns(length, controllers, b.pids(), done)
+		return errors.Join(err, <-did)
+	})
+	took, served := time.Since(began), int(b.served.Load())
+	stop()
+	err = errors.Join(err, resume(b.pids()))
+	if ended := <-writing; ctx.Err() == nil && !errors.Is(ended, context.Canceled) {
+		err = errors.Join(err, ended, fmt.Errorf("the bare client has no Service left after %d", served))
+	}
+	if err != nil {
+		return theirs, own, err
+	}
+	return newPace(services, took, ran[0], used[:len(controllers)]), newPace(served, took, ran[1], used[len(controllers):]), nil
+}
+
+// alone has the bare client write n further Services with so many Events for each.
+func (b *bareClient) alone(ctx context.Context, n int, events float64) (pace, error) {
+	began := time.Now()
+	used, err := usage(ctx, b.pids(), func(ctx context.Context) error { return b.serve(ctx, n, events) })
+	took := time.Since(began)
+	return newPace(n, took, took, used), err
 }

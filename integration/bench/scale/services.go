@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +29,8 @@ const (
 	// servingNodes is how many nodes may have them.
 	servingNodes = 100
 	shops        = "shops"
+	// mostTurn is for how long controllers and bare client run by turns, and turnOfService so where there are few Services.
+	mostTurn, turnOfService = 3 * time.Second, 5 * time.Millisecond
 )
 
 // serving is a cluster with Services of the class. Its nodes are played: the first one that may have an address has it.
@@ -37,7 +40,7 @@ type serving struct {
 	controller *rig.Program
 }
 
-// measureServices measures coil-lb-controller with many Services: how fast they get addresses that nodes have, compared with a client that only writes; how late one more
+// measureServices measures coil-lb-controller with many Services: how fast they get addresses that nodes have, compared by turns with a client that only writes; how late one more
 // Service is; and its memory. Each Service has an address of its own.
 func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	s := &serving{options: o}
@@ -45,7 +48,7 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.rig.Close()) }()
-	if err := s.prepare(ctx); err != nil {
+	if err := prepare(ctx, s.rig, min(servingNodes, s.nodes)); err != nil {
 		return err
 	}
 	stop, err := s.playNodes(ctx)
@@ -53,39 +56,31 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 		return err
 	}
 	defer stop()
-	if err := each(ctx, s.services, func(ctx context.Context, i int) error { return s.make(ctx, serviceName(i)) }); err != nil {
-		return err
-	}
-	watches, stopWatching := context.WithCancel(ctx)
-	defer stopWatching()
-	told, err := s.watchTold(watches)
+	told, err := s.watchTold(ctx)
 	if err != nil {
 		return err
 	}
 	if s.controller, err = s.rig.NewLBController(ctx, servicePool); err != nil {
 		return err
 	}
-	began := time.Now()
-	if err := s.controller.Start(); err != nil {
+	defer func() { s.controller.Kill() }()
+	// One Service has its address before the others are there.
+	if err := errors.Join(s.controller.Start(), s.make(ctx, serviceName(0)), s.await(ctx, told, 1)); err != nil {
 		return err
 	}
-	defer s.controller.Kill()
-	etcd, server := s.rig.API.PIDs()
-	used, err := usage(ctx, []int{server, etcd, s.controller.PID(), s.rig.Controller.PID()}, func(ctx context.Context) error { return s.await(ctx, told, s.services) })
-	if err != nil {
-		return fmt.Errorf("%w; the end of the controller's log:\n%s", err, s.controller.Logs(20))
-	}
-	took := time.Since(began)
-	what := fmt.Sprintf("services: %d get addresses", s.services)
-	rep.Figures.Note(what+", from the start of the controller", "s", took.Seconds())
-	for i, who := range []string{"kube-apiserver", "etcd", "coil-lb-controller", "coil-ipam-controller"} {
-		rep.Figures.Note(fmt.Sprintf("%s, processor time of %s for each", what, who), "ms", used[i]*took.Seconds()*1000/float64(s.services))
-	}
-	events, err := s.countEvents(ctx)
+	e, err := readExample(ctx, s.rig, serviceName(0))
 	if err != nil {
 		return err
 	}
-	rep.Figures.Note(what+", Events for each until then", "", float64(events)/float64(s.services))
+	s.controller.Stop()
+	bare, err := newBareClient(ctx, rig.Options{Log: o.log}, e, 2*s.services)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, resume(bare.pids()), bare.rig.Close()) }()
+	if err := s.all(ctx, told, bare, rep); err != nil {
+		return err
+	}
 	if err := s.more(ctx, rep); err != nil {
 		return err
 	}
@@ -95,38 +90,62 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	}
 	rep.Figures.Note("services: resident memory of coil-lb-controller at the end", "MiB", now)
 	rep.Figures.Note("services: resident memory of coil-lb-controller, most of the whole run", "MiB", peak)
-	s.controller.Kill()
-	s.rig.Controller.Kill()
-	stopWatching()
-	stop()
-	half, rate := s.services/2, float64(s.services)/took.Seconds()
+	return nil
+}
+
+// all measures how fast all but the first Service get addresses, beside a bare client.
+func (s *serving) all(ctx context.Context, told func() int, bare *bareClient, rep *report) error {
+	if err := each(ctx, s.services, func(ctx context.Context, i int) error { return s.make(ctx, serviceName(i+1)) }); err != nil {
+		return err
+	}
+	before, err := s.countEvents(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.controller.Start(); err != nil {
+		return err
+	}
+	etcd, server := s.rig.API.PIDs()
+	theirs, own, err := bare.beside(ctx, min(mostTurn, time.Duration(s.services)*turnOfService), []int{server, etcd, s.controller.PID(), s.rig.Controller.PID()}, s.services,
+		func(ctx context.Context) error { return s.await(ctx, told, 1+s.services) })
+	if err != nil {
+		return fmt.Errorf("%w; the end of the controller's log:\n%s", err, s.controller.Logs(20))
+	}
+	after, err := s.countEvents(ctx)
+	if err != nil {
+		return err
+	}
 	// client-go's recorder drops Events of a burst: the controllers have written fewer than a Service needs.
-	few, err := s.bareRate(ctx, 0, half, float64(events)/float64(s.services))
+	events := float64(after-before) / float64(s.services)
+	few, err := bare.alone(ctx, min(s.services/2, bare.left()), events)
 	if err != nil {
 		return fmt.Errorf("bare client: %w", err)
 	}
-	all, err := s.bareRate(ctx, half, half, -1)
-	if err != nil {
-		return fmt.Errorf("bare client: %w", err)
+	if err := sendAll(bare.pids(), syscall.SIGSTOP); err != nil {
+		return err
 	}
-	few.note(rep, what+", bare client that writes as few Events as they have written")
-	rep.Figures.Note(what+", controller by one that writes as few Events", "", rate/few.rate)
-	all.note(rep, what+", bare client")
-	rep.Figures.AtLeast(what+", controller by bare client", "", rate/all.rate, 0.8)
+	what := fmt.Sprintf("services: %d get addresses", s.services)
+	rep.Figures.Note(what+", from the start of the controller", "s", float64(s.services)/theirs.rate)
+	theirs.note(rep, what, "kube-apiserver", "etcd", "coil-lb-controller", "coil-ipam-controller")
+	rep.Figures.Note(what+", Events for each until then", "", events)
+	few.note(rep, what+", bare client that writes as few Events, later", "kube-apiserver", "etcd")
+	rep.Figures.Note(what+", controller by one that writes as few Events", "", theirs.rate/few.rate)
+	own.note(rep, what+", bare client", "kube-apiserver", "etcd")
+	rep.Figures.AtLeast(what+", controller by bare client", "", theirs.rate/own.rate, 0.8)
 	return nil
 }
 
 // prepare makes the pool, and nodes that may have its addresses.
-func (s *serving) prepare(ctx context.Context) error {
-	err := errors.Join(s.rig.AddPool(ctx, servicePool, 0, rig.Dual("198.18.0.0/18", "2001:db8:ffff::/114")), s.rig.AddNamespace(ctx, shops, ""))
+func prepare(ctx context.Context, r *rig.Rig, nodes int) error {
+	err := errors.Join(r.AddPool(ctx, servicePool, 0, rig.Dual("198.18.0.0/18", "2001:db8:ffff::/114")), r.AddNamespace(ctx, shops, ""))
 	if err != nil {
 		return err
 	}
-	return each(ctx, min(servingNodes, s.nodes), func(ctx context.Context, i int) error {
+	return each(ctx, nodes, func(ctx context.Context, i int) error {
 		n := nodeObject(i)
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprint("172.16.0.", i+1)}}
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-		_, err := s.rig.Core.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
+		_, err := r.Core.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
 		return err
 	})
 }
@@ -182,6 +201,15 @@ func (s *serving) playNodes(ctx context.Context) (stop func(), err error) {
 	}
 	go blocks.Run(ctx.Done())
 	return cancel, nil
+}
+
+// countEvents returns how many Events Services have.
+func (s *serving) countEvents(ctx context.Context) (int, error) {
+	l, err := s.rig.Core.EventsV1().Events(shops).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	return len(l.Items), nil
 }
 
 // watchTold returns a function that counts the Services that tell addresses. A list of all of them, again and again, would cost the API server much of what is measured.

@@ -25,6 +25,9 @@ import (
 // leasesEvery is how often Leases are read while somebody looks. Their holders renew them every few seconds: a watch would tell of each.
 const leasesEvery = 10 * time.Second
 
+// early is for how long the cluster is followed before somebody has opened the page.
+const early = 30 * time.Second
+
 // serveOptions are the flags of the command serve.
 type serveOptions struct {
 	*tool
@@ -38,7 +41,7 @@ func (t *tool) serve() *cobra.Command {
 	c := &cobra.Command{
 		Use: "serve", Short: "Show the cluster in a browser on this computer, on a page that follows its changes", Args: cobra.NoArgs,
 		Long: "Show the cluster in a browser on this computer, on a page that follows its changes. The page has what is wrong, maps of AddressPools, nodes, " +
-			"the ways out by Egresses and the ways in by Services, and changes nothing. The API server is asked only while somebody looks, with your rights. Whoever can connect to " +
+			"the ways out by Egresses and the ways in by Services, and changes nothing. The API server is asked only while somebody looks, and in the first half minute for the page to be there at once, with your rights. Whoever can connect to " +
 			"the address sees what you may see: there is no login.\n\n" +
 			"Rights: " + rights(everything) + "; watch these, too; get leases of coordination.k8s.io in the namespace " + preflight.Namespace + ". What you may not list isn't shown.",
 		Example: "  coilctl serve\n  coilctl serve --listen=127.0.0.1:0",
@@ -72,7 +75,7 @@ func (o *serveOptions) run(ctx context.Context) error {
 		return errors.Join(err, l.Close())
 	}
 	return web.Serve(ctx, l, web.Options{
-		Title: o.cluster(), Remote: o.remote,
+		Title: o.cluster(), Remote: o.remote, Early: early,
 		Follow: func(ctx context.Context, done *sync.WaitGroup, changed func()) (func() page.Cluster, error) {
 			return newFollowed(c, o.now, changed).start(ctx, done), nil
 		},

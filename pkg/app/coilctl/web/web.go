@@ -44,6 +44,8 @@ type Options struct {
 	Remote bool
 	// Linger is for how long the cluster is followed when nobody looks any more; 0 is the default.
 	Linger time.Duration
+	// Early is for how long the cluster is followed from the start on, as if somebody looked: whoever starts the page opens it soon, and finds it read.
+	Early time.Duration
 }
 
 // server answers browsers.
@@ -70,6 +72,10 @@ func Serve(ctx context.Context, l net.Listener, o Options) error {
 		live: &live{follow: o.Follow, linger: o.Linger, moved: make(chan struct{}, 1), next: make(chan struct{})},
 	}
 	h := &http.Server{Handler: s.handler(), ReadHeaderTimeout: patience, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}
+	if o.Early > 0 {
+		s.live.enter()
+		defer time.AfterFunc(o.Early, s.live.leave).Stop()
+	}
 	var done sync.WaitGroup
 	done.Go(func() { s.live.run(ctx) })
 	ended := make(chan error, 1)

@@ -160,6 +160,26 @@ func TestNobodyLooks(t *testing.T) {
 	}
 }
 
+// Whoever starts the page finds the cluster followed, and it isn't followed for ever if nobody comes.
+func TestEarly(t *testing.T) {
+	s := newSite(t, web.Options{Early: time.Second, Linger: time.Millisecond})
+	testkit.Eventually(t, 20*time.Second, "it is followed before anybody looks", func() error {
+		if n := s.counts(); n != 1 {
+			return fmt.Errorf("by %d", n)
+		}
+		return nil
+	})
+	testkit.Eventually(t, 20*time.Second, "it isn't followed any more", func() error {
+		if n := s.counts(); n > 0 {
+			return fmt.Errorf("by %d", n)
+		}
+		return nil
+	})
+	wants, leave := s.look()
+	defer leave()
+	wants(`"blue":`)
+}
+
 // Somebody who comes back soon finds the cluster followed.
 func TestLinger(t *testing.T) {
 	s := newSite(t, web.Options{Linger: time.Hour})
