@@ -7,7 +7,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
+	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/integration/lab/build"
 )
 
@@ -62,6 +64,30 @@ func (r *Rig) SecondController(ctx context.Context) (*Program, error) {
 	return r.newController(name, "--leader-election-namespace="+name)
 }
 
+// AllowServices installs the rights of coil-lb-controller.
+func (r *Rig) AllowServices(ctx context.Context) error {
+	root, err := build.Root()
+	if err != nil {
+		return err
+	}
+	_, err = r.API.Kubectl(ctx, "apply", "-f", filepath.Join(root, "manifests", "services", "rbac.yaml"))
+	return err
+}
+
+// As returns clients, without rate limit, with the rights of a ServiceAccount of kube-system. What they write is written in its name.
+func (r *Rig) As(account string) (core kubernetes.Interface, coil versioned.Interface, err error) {
+	user, groups := userOf(metav1.NamespaceSystem, account)
+	cfg, err := r.API.UserConfig(user, groups...)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.UserAgent = account
+	if core, err = kubernetes.NewForConfig(cfg); err == nil {
+		coil, err = versioned.NewForConfig(cfg)
+	}
+	return core, coil, err
+}
+
 // NewLBController installs the rights of coil-lb-controller, and prepares it with a default pool. It isn't started yet.
 func (r *Rig) NewLBController(ctx context.Context, pool string) (*Program, error) {
 	const name = "coil-lb-controller"
@@ -69,11 +95,7 @@ func (r *Rig) NewLBController(ctx context.Context, pool string) (*Program, error
 	if err != nil {
 		return nil, err
 	}
-	root, err := build.Root()
-	if err != nil {
-		return nil, err
-	}
-	if _, err := r.API.Kubectl(ctx, "apply", "-f", filepath.Join(root, "manifests", "services", "rbac.yaml")); err != nil {
+	if err := r.AllowServices(ctx); err != nil {
 		return nil, err
 	}
 	kubeconfig, err := r.kubeconfig(name)

@@ -202,7 +202,13 @@ func (r *Rig) kubeconfig(account string) (string, error) {
 
 // kubeconfigIn is kubeconfig for a ServiceAccount of a namespace.
 func (r *Rig) kubeconfigIn(namespace, account string) (string, error) {
-	return r.kubeconfigOf(namespace+"."+account, "system:serviceaccount:"+namespace+":"+account, "system:serviceaccounts", "system:serviceaccounts:"+namespace)
+	user, groups := userOf(namespace, account)
+	return r.kubeconfigOf(namespace+"."+account, user, groups...)
+}
+
+// userOf is what the API server knows a ServiceAccount as.
+func userOf(namespace, account string) (user string, groups []string) {
+	return "system:serviceaccount:" + namespace + ":" + account, []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace}
 }
 
 // kubeconfigOf is kubeconfig for any user; name is that of the file.

@@ -12,7 +12,9 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 
+	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -75,8 +77,11 @@ func readExample(ctx context.Context, r *rig.Rig, name string) (e example, err e
 // bareClient makes the writes that Services need to get their addresses, and nothing else. Its API server is its own: no controller watches.
 type bareClient struct {
 	example
-	rig      *rig.Rig
-	services []*corev1.Service
+	rig *rig.Rig
+	// core and coil have the rights of coil-lb-controller, and ipam those of coil-ipam-controller: the API server does as much for each write, and stores as much.
+	core       kubernetes.Interface
+	coil, ipam versioned.Interface
+	services   []*corev1.Service
 	// begun and served count those that are written, and those that tell their addresses.
 	begun, served atomic.Int64
 }
@@ -88,8 +93,11 @@ func newBareClient(ctx context.Context, o rig.Options, e example, services int) 
 	if b.rig, err = rig.New(ctx, o); err != nil {
 		return nil, err
 	}
-	err = prepare(ctx, b.rig, 1)
-	if err == nil {
+	var errs [4]error
+	b.core, b.coil, errs[0] = b.rig.As("coil-lb-controller")
+	_, b.ipam, errs[1] = b.rig.As("coil-ipam-controller")
+	errs[2], errs[3] = b.rig.AllowServices(ctx), prepare(ctx, b.rig, 1)
+	if err = errors.Join(errs[:]...); err == nil {
 		err = each(ctx, services, func(ctx context.Context, i int) (err error) {
 			b.services[i], err = b.rig.Core.CoreV1().Services(shops).Create(ctx, balanced(fmt.Sprint("bare-", i)), metav1.CreateOptions{})
 			return err
@@ -113,6 +121,9 @@ func (b *bareClient) left() int { return len(b.services) - int(b.begun.Load()) }
 // serve writes n of the Services that are left, and so many Events for each.
 func (b *bareClient) serve(ctx context.Context, n int, events float64) error {
 	return each(ctx, n, func(ctx context.Context, i int) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		err := b.write(ctx, int(b.begun.Add(1)-1), int(events*float64(i+1))-int(events*float64(i)))
 		if err == nil {
 			b.served.Add(1)
@@ -124,8 +135,8 @@ func (b *bareClient) serve(ctx context.Context, n int, events float64) error {
 // write makes the writes for a Service, as coil-lb-controller, coil-ipam-controller and a node make them, and so many Events.
 func (b *bareClient) write(ctx context.Context, index, events int) error {
 	service := b.services[index]
-	ofClaims, ofBlocks, services := b.rig.Coil.CoilV2().AddressClaims(b.claim.Namespace), b.rig.Coil.CoilV2().AddressBlocks(), b.rig.Core.CoreV1().Services(shops)
-	claim, err := ofClaims.Create(ctx, &v2.AddressClaim{
+	services := b.core.CoreV1().Services(shops)
+	claim, err := b.coil.CoilV2().AddressClaims(b.claim.Namespace).Create(ctx, &v2.AddressClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: b.claim.Namespace, Name: service.Name, Labels: b.claim.Labels}, Spec: b.claim.Spec,
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -135,12 +146,12 @@ func (b *bareClient) write(ctx context.Context, index, events int) error {
 	if err != nil {
 		return err
 	}
-	block, err := ofBlocks.Create(ctx, pools.NewFloating(b.pool, int32(index), addresses, claims.Floating(claim)), metav1.CreateOptions{})
+	block, err := b.ipam.CoilV2().AddressBlocks().Create(ctx, pools.NewFloating(b.pool, int32(index), addresses, claims.Floating(claim)), metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
 	claim.Status = b.claim.Status
-	if _, err := ofClaims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
+	if _, err := b.ipam.CoilV2().AddressClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
 	if service, err = kube.PatchMetadata(ctx, services, service, map[string]any{
@@ -151,13 +162,13 @@ func (b *bareClient) write(ctx context.Context, index, events int) error {
 		return err
 	}
 	f := b.block.Floating
-	if block, err = kube.PatchAsRead(ctx, ofBlocks, block, map[string]any{
+	if block, err = kube.PatchAsRead(ctx, b.coil.CoilV2().AddressBlocks(), block, map[string]any{
 		"floating": map[string]any{"ports": f.Ports, "successors": f.Successors, "movingTo": nil, "announcers": nil},
 	}); err != nil {
 		return err
 	}
 	block.Floating.Holding = f.Holding
-	if _, err := ofBlocks.Update(ctx, block, metav1.UpdateOptions{}); err != nil {
+	if _, err := b.rig.Coil.CoilV2().AddressBlocks().Update(ctx, block, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
 	service.Status = b.example.service.Status
@@ -168,7 +179,7 @@ func (b *bareClient) write(ctx context.Context, index, events int) error {
 		told := b.events[i%len(b.events)]
 		regarding := told.Regarding
 		regarding.Name, regarding.UID = service.Name, service.UID
-		_, err := b.rig.Core.EventsV1().Events(shops).Create(ctx, &eventsv1.Event{
+		_, err := b.core.EventsV1().Events(shops).Create(ctx, &eventsv1.Event{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(service.Name, ".", i)}, EventTime: metav1.NowMicro(), ReportingController: "bare", ReportingInstance: "bare",
 			Action: "ServeAddress", Type: told.Type, Reason: told.Reason, Note: told.Note, Regarding: regarding,
 		}, metav1.CreateOptions{})

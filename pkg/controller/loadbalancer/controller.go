@@ -45,11 +45,12 @@ import (
 
 const (
 	// settle is for how long changes are collected before a plan is made. Between two plans there is spare times as long as one takes, so that those of thousands of Services use
-	// a sixth of a processor, but never more than mostSpare.
-	settle    = 50 * time.Millisecond
-	spare     = 5
-	mostSpare = time.Second
-	workers   = 8
+	// a sixth of a processor, but never more than mostSpare. While more Services wait for addresses than may have claims at a time, one plan serves many of them: there are fewer.
+	settle      = 50 * time.Millisecond
+	spare       = 5
+	spareOfMany = 20
+	mostSpare   = time.Second
+	workers     = 8
 	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late.
 	mostWaiting = 128
 	// patience is for how long a Service doesn't say what it waits for: most have what they need before. Where many Services have no address yet it is longer by turn

@@ -30,7 +30,6 @@ func (c *Controller) plan(ctx context.Context) error {
 	began := time.Now()
 	facts, services := c.facts()
 	p := loadbalancer.Assign(facts)
-	c.next.Store(new(time.Now().Add(min(spare*time.Since(began), mostSpare))))
 	given, users := make(map[types.UID]loadbalancer.Given, len(services)), make(map[string][]types.NamespacedName, len(services))
 	var look []types.NamespacedName
 	c.mu.Lock()
@@ -70,6 +69,7 @@ func (c *Controller) plan(ctx context.Context) error {
 		}
 	}
 	c.given, c.users = given, users
+	c.next.Store(new(time.Now().Add(pause(time.Since(began), c.without))))
 	maps.DeleteFunc(c.waiting, func(uid types.UID, _ time.Time) bool { _, ok := given[uid]; return !ok })
 	c.mu.Unlock()
 	for _, key := range look {
@@ -82,6 +82,14 @@ func (c *Controller) plan(ctx context.Context) error {
 	claims := c.toMake(p.Make)
 	room := max(0, mostWaiting-c.claimsWaiting()-(len(p.Make)-len(claims)))
 	return errors.Join(each(ctx, claims[:min(room, len(claims))], c.makeClaim), each(ctx, p.Idle, c.deleteClaim))
+}
+
+// pause is for how long no plan is made after one that took so long, while so many Services have no address.
+func pause(took time.Duration, without int) time.Duration {
+	if without > mostWaiting {
+		return min(spareOfMany*took, mostSpare)
+	}
+	return min(spare*took, mostSpare)
 }
 
 // toMake leaves out claims that were made just now, and aren't in the cache yet.
