@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -35,12 +34,12 @@ type example struct {
 	claim   *v2.AddressClaim
 	block   *v2.AddressBlock
 	service *corev1.Service
-	events  []eventsv1.Event
+	events  []corev1.Event
 }
 
 // readExample reads what a Service got.
 func readExample(ctx context.Context, r *rig.Rig, name string) (e example, err error) {
-	services, events := r.Core.CoreV1().Services(shops), r.Core.EventsV1().Events(shops)
+	services, events := r.Core.CoreV1().Services(shops), r.Core.CoreV1().Events(shops)
 	var errs [3]error
 	e.service, errs[0] = services.Get(ctx, name, metav1.GetOptions{})
 	e.pool, errs[1] = r.Coil.CoilV2().AddressPools().Get(ctx, servicePool, metav1.GetOptions{})
@@ -50,7 +49,7 @@ func readExample(ctx context.Context, r *rig.Rig, name string) (e example, err e
 		return e, err
 	}
 	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, testkit.Timeout(30*time.Second), true, func(ctx context.Context) (bool, error) {
-		told, err := events.List(ctx, metav1.ListOptions{FieldSelector: "regarding.name=" + name})
+		told, err := events.List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 		if err == nil {
 			e.events = told.Items
 		}
@@ -177,12 +176,10 @@ func (b *bareClient) write(ctx context.Context, index, events int) error {
 	}
 	for i := range events {
 		told := b.events[i%len(b.events)]
-		regarding := told.Regarding
-		regarding.Name, regarding.UID = service.Name, service.UID
-		_, err := b.core.EventsV1().Events(shops).Create(ctx, &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(service.Name, ".", i)}, EventTime: metav1.NowMicro(), ReportingController: "bare", ReportingInstance: "bare",
-			Action: "ServeAddress", Type: told.Type, Reason: told.Reason, Note: told.Note, Regarding: regarding,
-		}, metav1.CreateOptions{})
+		about := told.InvolvedObject
+		about.Name, about.UID, about.ResourceVersion = service.Name, service.UID, service.ResourceVersion
+		told.ObjectMeta, told.InvolvedObject = metav1.ObjectMeta{Namespace: shops, Name: fmt.Sprint(service.Name, ".", i)}, about
+		_, err := b.core.CoreV1().Events(shops).Create(ctx, &told, metav1.CreateOptions{})
 		if err != nil {
 			return err
 		}
