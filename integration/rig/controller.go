@@ -11,6 +11,7 @@ import (
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/pkg/kube"
 )
 
 // newController prepares a coil-ipam-controller, which isn't started yet.
@@ -82,7 +83,7 @@ func (r *Rig) As(account string) (core kubernetes.Interface, coil versioned.Inte
 		return nil, nil, err
 	}
 	cfg.UserAgent = account
-	if core, err = kubernetes.NewForConfig(cfg); err == nil {
+	if core, err = kubernetes.NewForConfig(kube.Protobuf(cfg)); err == nil {
 		coil, err = versioned.NewForConfig(cfg)
 	}
 	return core, coil, err

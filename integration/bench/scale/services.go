@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coil-net/coil/integration/bench/figures"
@@ -212,9 +213,14 @@ func (s *serving) countEvents(ctx context.Context) (int, error) {
 	return len(l.Items), nil
 }
 
-// watchTold returns a function that counts the Services that tell addresses. A list of all of them, again and again, would cost the API server much of what is measured.
+// watchTold returns a function that counts the Services that tell addresses. A list of all of them, again and again, would cost the API server much of what is measured,
+// and so would events in another encoding than that of coil-lb-controller's.
 func (s *serving) watchTold(ctx context.Context) (count func() int, err error) {
-	informer := informers.NewSharedInformerFactoryWithOptions(s.rig.Core, 0, informers.WithNamespace(shops)).Core().V1().Services().Informer()
+	core, err := kubernetes.NewForConfig(kube.Protobuf(s.rig.API.RESTConfig()))
+	if err != nil {
+		return nil, err
+	}
+	informer := informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithNamespace(shops)).Core().V1().Services().Informer()
 	var told atomic.Int64
 	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
 		if tells(after) && !tells(before) {

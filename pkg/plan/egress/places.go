@@ -51,7 +51,7 @@ func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, inte
 	orders := placement.Successors(open, present)
 	h.fillBlocked(placement, blocks, kept, orders)
 	for block, home := range kept {
-		orders[block] = floating.Placement{}.Successors(append(slices.Clone(open), home), []floating.Place{{Address: block, Node: home}})[block]
+		orders[block] = floating.Order(home, block, append(slices.Clone(open), home))
 	}
 	changed := map[string]Place{}
 	for _, b := range blocks {

@@ -58,7 +58,7 @@ func (p Placement) Successors(nodes []string, places []Place) map[string][]strin
 	for i, n := range ranked {
 		room := min(quotas[i]-len(held[n]), len(homeless))
 		for _, a := range append(held[n], homeless[:room]...) {
-			all[a] = order(n, a, nodes)
+			all[a] = Order(n, a, nodes)
 		}
 		homeless = homeless[room:]
 	}
@@ -83,8 +83,8 @@ func (p Placement) quotas(nodes, n int) []int {
 	return quotas
 }
 
-// order returns the nodes, the first one first, the others as the address has them (rendezvous hashing).
-func order(first, address string, nodes []string) []string {
+// Order returns the nodes of an address, the first one first, the others as the address has them (rendezvous hashing).
+func Order(first, address string, nodes []string) []string {
 	type weighed struct {
 		node   string
 		weight uint64

@@ -58,7 +58,7 @@ func NodesOf(all []*corev1.Node) Nodes {
 	serving, nodes := loadbalancer.NodesOf(all), make(Nodes, len(all))
 	for i, n := range all {
 		nodes[i].name, nodes[i].addrs = n.Name, plan.NodeInternalIPs(n)
-		_, nodes[i].may = serving[n.Name]
+		nodes[i].may = serving.Has(n.Name)
 	}
 	return nodes
 }

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
@@ -59,9 +60,9 @@ func BenchmarkAssign(b *testing.B) {
 
 // BenchmarkSuccessors places an address of Services on one of 100 nodes.
 func BenchmarkSuccessors(b *testing.B) {
-	nodes, load := loadbalancer.Nodes{}, map[string]int{}
-	for i := range 100 {
-		nodes[fmt.Sprint("node-", i)] = []string{"192.0.2.1"}
+	nodes, load := make(loadbalancer.Nodes, 100), map[string]int{}
+	for i := range nodes {
+		nodes[i] = v2.FloatingNode{Node: fmt.Sprintf("node-%02d", i), Addresses: []string{"192.0.2.1"}}
 	}
 	s := loadbalancer.Spot{Block: "services-1"}
 	for b.Loop() {

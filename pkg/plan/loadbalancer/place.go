@@ -2,7 +2,6 @@ package loadbalancer
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,30 +19,45 @@ const mostSuccessors = 5
 // taintToBeDeleted is on Nodes that the cluster's autoscaler is about to delete.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// Nodes are the nodes that may have addresses of Services, by name, with the addresses at which nodes ask each other.
-type Nodes map[string][]string
+// Nodes are the nodes that may have addresses of Services, sorted by name, with the addresses at which nodes ask each other.
+type Nodes []v2.FloatingNode
 
 // NodesOf returns those of a cluster that are ready, that aren't about to be deleted, and that their owner doesn't exclude. If none is ready, the others stay:
 // kubelets that don't reach the API server are no reason to take addresses from nodes that forward.
 func NodesOf(all []*corev1.Node) Nodes {
-	ready, others := Nodes{}, Nodes{}
+	var ready, others Nodes
 	for _, n := range all {
 		addrs := ipam.AddressOf(plan.NodeInternalIPs(n)...).Addrs()
 		if excluded(n) || len(addrs) == 0 {
 			continue
 		}
-		to := others
-		if ReadyNode(n) {
-			to = ready
-		}
+		node := v2.FloatingNode{Node: n.Name}
 		for _, a := range addrs {
-			to[n.Name] = append(to[n.Name], a.String())
+			node.Addresses = append(node.Addresses, a.String())
+		}
+		if ReadyNode(n) {
+			ready = append(ready, node)
+		} else {
+			others = append(others, node)
 		}
 	}
 	if len(ready) == 0 {
-		return others
+		ready = others
 	}
+	slices.SortFunc(ready, func(a, b v2.FloatingNode) int { return cmp.Compare(a.Node, b.Node) })
 	return ready
+}
+
+// Has says whether a node is one of them.
+func (n Nodes) Has(name string) bool { return n.find(name) != nil }
+
+// find returns a node, nil if it isn't one of them.
+func (n Nodes) find(name string) *v2.FloatingNode {
+	i, ok := slices.BinarySearchFunc(n, name, func(node v2.FloatingNode, name string) int { return cmp.Compare(node.Node, name) })
+	if !ok {
+		return nil
+	}
+	return &n[i]
 }
 
 // excluded says whether a Node is about to be deleted, or its owner doesn't want addresses of Services there.
@@ -56,7 +70,7 @@ func excluded(n *corev1.Node) bool {
 func Serves(n *corev1.Node) bool { return ReadyNode(n) && !excluded(n) }
 
 // Any says whether one of some nodes is among them.
-func (n Nodes) Any(some map[string]bool) bool { return len(n.names(some)) > 0 }
+func (n Nodes) Any(some map[string]bool) bool { return len(n.among(some)) > 0 }
 
 // ReadyNode says whether a Node is ready.
 func ReadyNode(n *corev1.Node) bool {
@@ -70,12 +84,14 @@ func (n Nodes) Announcers(only map[string]bool) v2.FloatingAnnouncers {
 	if only == nil {
 		return v2.FloatingAnnouncers{All: true}
 	}
-	names := n.names(only)
-	return v2.FloatingAnnouncers{Nodes: names[:min(len(names), v2.MaxFloatingAnnouncers)]}
+	n = n.among(only)
+	return v2.FloatingAnnouncers{Nodes: n[:min(len(n), v2.MaxFloatingAnnouncers)].names()}
 }
 
 // Equal says whether two clusters have the same nodes.
-func (n Nodes) Equal(o Nodes) bool { return maps.EqualFunc(n, o, slices.Equal) }
+func (n Nodes) Equal(o Nodes) bool {
+	return slices.EqualFunc(n, o, func(a, b v2.FloatingNode) bool { return a.Node == b.Node && slices.Equal(a.Addresses, b.Addresses) })
+}
 
 // SameNode says whether a change of a Node, such as a heartbeat, is none for the addresses of Services.
 func SameNode(a, b *corev1.Node) bool {
@@ -114,14 +130,14 @@ type Spot struct {
 // First returns the node that is to have an address, empty if none may. A node that has it keeps it as long as it may: connections end when an address moves. Another
 // address goes to a node with few of them. load is how many addresses nodes have.
 func (n Nodes) First(s Spot, load map[string]int) string {
-	names := n.names(s.Only)
+	n = n.among(s.Only)
 	switch {
-	case len(names) == 0:
+	case len(n) == 0:
 		return ""
-	case slices.Contains(names, s.Holder):
+	case n.Has(s.Holder):
 		return s.Holder
 	}
-	return slices.MinFunc(names, func(a, b string) int { return cmp.Compare(load[a], load[b]) })
+	return slices.MinFunc(n, func(a, b v2.FloatingNode) int { return cmp.Compare(load[a.Node], load[b.Node]) }).Node
 }
 
 // Successors returns the nodes that may have an address, in order. first is the first of them.
@@ -129,21 +145,26 @@ func (n Nodes) Successors(s Spot, first string) (all []v2.FloatingNode) {
 	if first == "" {
 		return nil
 	}
-	order := floating.Placement{}.Successors(n.names(s.Only), []floating.Place{{Address: s.Block, Node: first}})[s.Block]
+	order := floating.Order(first, s.Block, n.among(s.Only).names())
 	for _, name := range order[:min(mostSuccessors, len(order))] {
-		all = append(all, v2.FloatingNode{Node: name, Addresses: n[name]})
+		all = append(all, *n.find(name))
 	}
 	return all
 }
 
-// names are those of the nodes among some, sorted; nil is all.
-func (n Nodes) names(among map[string]bool) []string {
-	var all []string
-	for name := range n {
-		if among == nil || among[name] {
-			all = append(all, name)
-		}
+// among are those among some; nil is all.
+func (n Nodes) among(some map[string]bool) Nodes {
+	if some == nil {
+		return n
 	}
-	slices.Sort(all)
+	return slices.DeleteFunc(slices.Clone(n), func(node v2.FloatingNode) bool { return !some[node.Node] })
+}
+
+// names are their names.
+func (n Nodes) names() []string {
+	all := make([]string, len(n))
+	for i, node := range n {
+		all[i] = node.Node
+	}
 	return all
 }

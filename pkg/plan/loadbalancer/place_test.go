@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -48,15 +49,30 @@ func TestNodesOf(t *testing.T) {
 		"without an address": {[]*corev1.Node{clusterNode("a", func(n *corev1.Node) { n.Status.Addresses = nil })}, nil},
 	} {
 		got := loadbalancer.NodesOf(c.nodes)
-		if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, c.want) {
+		if names := namesOf(got); !slices.Equal(names, c.want) {
 			t.Errorf("%s: %v, want %v", name, names, c.want)
 		}
-		for _, addrs := range got {
-			if !slices.Equal(addrs, []string{"10.0.0.1", "fd00::1"}) {
-				t.Errorf("%s: addresses %v", name, addrs)
+		for _, n := range got {
+			if !slices.Equal(n.Addresses, []string{"10.0.0.1", "fd00::1"}) {
+				t.Errorf("%s: addresses %v", name, n.Addresses)
 			}
 		}
 	}
+}
+
+func namesOf(nodes loadbalancer.Nodes) (names []string) {
+	for _, n := range nodes {
+		names = append(names, n.Node)
+	}
+	return names
+}
+
+// named are nodes of some names, which are sorted.
+func named(names ...string) (nodes loadbalancer.Nodes) {
+	for _, name := range names {
+		nodes = append(nodes, v2.FloatingNode{Node: name, Addresses: []string{"10.0.0." + strings.TrimLeft(name, "n")}})
+	}
+	return nodes
 }
 
 func TestWithEndpoints(t *testing.T) {
@@ -97,10 +113,12 @@ func TestSuccessorsOfServices(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		holders := map[string]string{}
 		for range 8 {
-			nodes := loadbalancer.Nodes{}
+			var names []string
 			for _, i := range r.Perm(9)[:r.IntN(10)] {
-				nodes[fmt.Sprint("n", i)] = []string{fmt.Sprintf("10.0.0.%d", i)}
+				names = append(names, fmt.Sprint("n", i))
 			}
+			slices.Sort(names)
+			nodes := named(names...)
 			var spots []loadbalancer.Spot
 			for i := range r.IntN(12) {
 				s := loadbalancer.Spot{Block: fmt.Sprint("p-", i)}
@@ -118,7 +136,7 @@ func TestSuccessorsOfServices(t *testing.T) {
 				first := nodes.First(s, load)
 				load[first]++
 				may := 0
-				for n := range nodes {
+				for _, n := range names {
 					if s.Only == nil || s.Only[n] {
 						may++
 					}
@@ -129,13 +147,13 @@ func TestSuccessorsOfServices(t *testing.T) {
 				}
 				known := map[string]bool{}
 				for _, n := range all {
-					if addrs, ok := nodes[n.Node]; !ok || s.Only != nil && !s.Only[n.Node] || known[n.Node] || !slices.Equal(n.Addresses, addrs) || n.PodUID != "" {
+					if !slices.ContainsFunc(nodes, func(o v2.FloatingNode) bool { return o.Node == n.Node && slices.Equal(o.Addresses, n.Addresses) }) ||
+						s.Only != nil && !s.Only[n.Node] || known[n.Node] || n.PodUID != "" {
 						t.Fatalf("history %d: %s may be on %+v", seed, s.Block, all)
 					}
 					known[n.Node] = true
 				}
-				_, there := nodes[s.Holder]
-				if there && (s.Only == nil || s.Only[s.Holder]) && all[0].Node != s.Holder {
+				if slices.Contains(names, s.Holder) && (s.Only == nil || s.Only[s.Holder]) && all[0].Node != s.Holder {
 					t.Fatalf("history %d: %s is to move from %s to %s", seed, s.Block, s.Holder, all[0].Node)
 				}
 				if delete(holders, s.Block); len(all) > 0 {
@@ -148,7 +166,7 @@ func TestSuccessorsOfServices(t *testing.T) {
 
 // Addresses that no node has are spread evenly.
 func TestFreshAddressesAreSpread(t *testing.T) {
-	nodes := loadbalancer.Nodes{"a": nil, "b": nil, "c": nil}
+	nodes := named("a", "b", "c")
 	counts := map[string]int{}
 	for i := range 8 {
 		s := loadbalancer.Spot{Block: fmt.Sprint("p-", i)}
@@ -161,11 +179,13 @@ func TestFreshAddressesAreSpread(t *testing.T) {
 
 // All nodes announce the address of a Service without conditions, and those with endpoints that may have it that of another one.
 func TestAnnouncers(t *testing.T) {
-	nodes, many := loadbalancer.Nodes{"n1": nil, "n2": nil, "n3": nil}, loadbalancer.Nodes{}
+	var names []string
 	all := map[string]bool{}
 	for i := range 2 * v2.MaxFloatingAnnouncers {
-		many[fmt.Sprint(i)], all[fmt.Sprint(i)] = nil, true
+		names, all[fmt.Sprint(i)] = append(names, fmt.Sprint(i)), true
 	}
+	slices.Sort(names)
+	nodes, many := named("n1", "n2", "n3"), named(names...)
 	for _, c := range []struct {
 		nodes loadbalancer.Nodes
 		only  map[string]bool

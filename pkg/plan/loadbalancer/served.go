@@ -160,8 +160,7 @@ func (at Site) blockedBesideHolder() []string {
 	}
 	serving := at.Serving()
 	nodes = slices.DeleteFunc(nodes, func(n string) bool {
-		_, serves := serving[n]
-		return n == f.Holding.Holder || !slices.Contains(f.Announcers.Nodes, n) && !(f.Announcers.All && serves)
+		return n == f.Holding.Holder || !slices.Contains(f.Announcers.Nodes, n) && !(f.Announcers.All && serving.Has(n))
 	})
 	slices.Sort(nodes)
 	return nodes
