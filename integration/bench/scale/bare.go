@@ -24,8 +24,8 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// eventsOfService is how many Events a Service gets until it tells its address.
-const eventsOfService = 2
+// writesOfService is how many writes a Service needs until it tells its address; so many of them are Events.
+const writesOfService, eventsOfService = 9, 2
 
 // example has a Service with an address, and the objects that controllers and nodes have written for it.
 type example struct {
@@ -81,8 +81,8 @@ type bareClient struct {
 	core       kubernetes.Interface
 	coil, ipam versioned.Interface
 	services   []*corev1.Service
-	// begun and served count those that are written, and those that tell their addresses.
-	begun, served atomic.Int64
+	// served counts those that tell their addresses.
+	served atomic.Int64
 }
 
 // newBareClient makes Services for a client that writes what an example got.
@@ -114,16 +114,10 @@ func (b *bareClient) pids() []int {
 	return []int{server, etcd}
 }
 
-// left is how many Services it can still write.
-func (b *bareClient) left() int { return len(b.services) - int(b.begun.Load()) }
-
-// serve writes n of the Services that are left, and so many Events for each.
-func (b *bareClient) serve(ctx context.Context, n int, events float64) error {
-	return each(ctx, n, func(ctx context.Context, i int) error {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		err := b.write(ctx, int(b.begun.Add(1)-1), int(events*float64(i+1))-int(events*float64(i)))
+// serve writes all Services, one after the other.
+func (b *bareClient) serve(ctx context.Context) error {
+	return each(ctx, len(b.services), func(ctx context.Context, i int) error {
+		err := b.write(ctx, i)
 		if err == nil {
 			b.served.Add(1)
 		}
@@ -131,8 +125,8 @@ func (b *bareClient) serve(ctx context.Context, n int, events float64) error {
 	})
 }
 
-// write makes the writes for a Service, as coil-lb-controller, coil-ipam-controller and a node make them, and so many Events.
-func (b *bareClient) write(ctx context.Context, index, events int) error {
+// write makes the writes for a Service, as coil-lb-controller, coil-ipam-controller and a node make them.
+func (b *bareClient) write(ctx context.Context, index int) error {
 	service := b.services[index]
 	services := b.core.CoreV1().Services(shops)
 	claim, err := b.coil.CoilV2().AddressClaims(b.claim.Namespace).Create(ctx, &v2.AddressClaim{
@@ -174,8 +168,7 @@ func (b *bareClient) write(ctx context.Context, index, events int) error {
 	if service, err = services.UpdateStatus(ctx, service, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
-	for i := range events {
-		told := b.events[i%len(b.events)]
+	for i, told := range b.events[:eventsOfService] {
 		about := told.InvolvedObject
 		about.Name, about.UID, about.ResourceVersion = service.Name, service.UID, service.ResourceVersion
 		told.ObjectMeta, told.InvolvedObject = metav1.ObjectMeta{Namespace: shops, Name: fmt.Sprint(service.Name, ".", i)}, about
@@ -219,7 +212,7 @@ func (b *bareClient) beside(ctx context.Context, length time.Duration, controlle
 	pids := slices.Concat(controllers, b.pids())
 	began := time.Now()
 	used, err := usage(ctx, pids, func(ctx context.Context) error {
-		go func() { writing <- b.serve(writes, b.left(), eventsOfService) }()
+		go func() { writing <- b.serve(writes) }()
 		did := make(chan error, 1)
 		go func() {
 			did <- do(ctx)
@@ -239,12 +232,4 @@ func (b *bareClient) beside(ctx context.Context, length time.Duration, controlle
 		return theirs, own, err
 	}
 	return newPace(services, took, ran[0], used[:len(controllers)]), newPace(served, took, ran[1], used[len(controllers):]), nil
-}
-
-// alone has the bare client write n further Services with so many Events for each.
-func (b *bareClient) alone(ctx context.Context, n int, events float64) (pace, error) {
-	began := time.Now()
-	used, err := usage(ctx, b.pids(), func(ctx context.Context) error { return b.serve(ctx, n, events) })
-	took := time.Since(began)
-	return newPace(n, took, took, used), err
 }
