@@ -47,10 +47,16 @@ const buffer = 64 << 10
 
 // Each gives keep one object after the other, by one request. The API server answers from its cache, so that the list may be a moment old. Of a whole
 // list in memory, as other clients have it, nodes with their images alone would be hundreds of megabytes.
-func Each[T any, P Object[T]](ctx context.Context, s Source[T], keep func(P)) (err error) {
-	body, err := s.Client.Get().Resource(s.Resource).VersionedParams(s.options(metav1.ListOptions{ResourceVersion: "0"}), metav1.ParameterCodec).Stream(ctx)
+func Each[T any, P Object[T]](ctx context.Context, s Source[T], keep func(P)) error {
+	_, err := list(ctx, s, metav1.ListOptions{ResourceVersion: "0"}, keep)
+	return err
+}
+
+// list gives keep one object of a list after the other.
+func list[T any, P Object[T]](ctx context.Context, s Source[T], o metav1.ListOptions, keep func(P)) (about metav1.ListMeta, err error) {
+	body, err := s.Client.Get().Resource(s.Resource).VersionedParams(s.options(o), metav1.ParameterCodec).Stream(ctx)
 	if err != nil {
-		return err
+		return about, err
 	}
 	defer func() { err = errors.Join(err, body.Close()) }()
 	trimmed := func(o P) {
@@ -61,13 +67,13 @@ func Each[T any, P Object[T]](ctx context.Context, s Source[T], keep func(P)) (e
 	}
 	r := bufio.NewReaderSize(body, buffer)
 	if start, err := r.Peek(len(protobufPrefix)); err == nil && bytes.Equal(start, protobufPrefix) {
-		return eachOfProtobuf(r, trimmed)
+		return about, eachOfProtobuf(r, &about, trimmed)
 	}
-	return eachOfJSON(r, trimmed)
+	return about, eachOfJSON(r, &about, trimmed)
 }
 
 // eachOfJSON reads a list as JSON.
-func eachOfJSON[T any, P Object[T]](r io.Reader, keep func(P)) error {
+func eachOfJSON[T any, P Object[T]](r io.Reader, about *metav1.ListMeta, keep func(P)) error {
 	d := json.NewDecoder(r)
 	if err := expect(d, '{'); err != nil {
 		return err
@@ -78,8 +84,11 @@ func eachOfJSON[T any, P Object[T]](r io.Reader, keep func(P)) error {
 			return err
 		}
 		if key != "items" {
-			var other json.RawMessage
-			if err := d.Decode(&other); err != nil {
+			var other any = new(json.RawMessage)
+			if key == "metadata" {
+				other = about
+			}
+			if err := d.Decode(other); err != nil {
 				return err
 			}
 			continue

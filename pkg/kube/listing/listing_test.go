@@ -126,6 +126,15 @@ func forbid(w http.ResponseWriter, _ *http.Request) {
 
 // Who follows hears when all is there, and of each change. Errors are told.
 func TestFollow(t *testing.T) {
+	for _, contentType := range []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON} {
+		t.Run(contentType, func(t *testing.T) { follow(t, contentType) })
+	}
+}
+
+func follow(t *testing.T, contentType string) {
+	first := nodes(1)
+	first.Items[0].Labels = map[string]string{"drop": "it"}
+	list := encoded(t, contentType, first)
 	node := func(event, name, version string) string {
 		return fmt.Sprintf(`{"type":%q,"object":{"kind":"Node","apiVersion":"v1","metadata":{"name":%q,"resourceVersion":%q,"labels":{"drop":"it"}}}}`, event, name, version)
 	}
@@ -136,11 +145,16 @@ func TestFollow(t *testing.T) {
 			forbid(w, r)
 			return
 		}
-		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-		if r.URL.Query().Get("sendInitialEvents") == "true" {
-			fmt.Fprintln(w, node("ADDED", "a", "1"))
-			fmt.Fprintln(w, `{"type":"BOOKMARK","object":{"kind":"Node","apiVersion":"v1","metadata":{"resourceVersion":"1","annotations":{"k8s.io/initial-events-end":"true"}}}}`)
+		q := r.URL.Query()
+		if q.Get("watch") == "" {
+			w.Header().Set("Content-Type", contentType)
+			_, _ = w.Write(list)
+			return
 		}
+		if q.Get("resourceVersion") != "7" {
+			t.Errorf("the watch begins at %q", q.Get("resourceVersion"))
+		}
+		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 		w.(http.Flusher).Flush()
 		for {
 			select {
@@ -169,12 +183,12 @@ func TestFollow(t *testing.T) {
 	}
 	wait("synced", synced)
 	wait("told of the first node", changed)
-	if got := all(); len(got) != 1 || got[0].Name != "a" || got[0].Labels != nil {
+	if got := all(); len(got) != 1 || got[0].Name != "n0" || got[0].Labels != nil {
 		t.Errorf("there are %+v", got)
 	}
-	later <- node("ADDED", "b", "2")
+	later <- node("ADDED", "b", "8")
 	wait("told of another node", changed)
-	later <- node("DELETED", "a", "3")
+	later <- node("DELETED", "n0", "9")
 	wait("told of a node that goes", changed)
 	if got := all(); len(got) != 1 || got[0].Name != "b" {
 		t.Errorf("there are %+v", got)

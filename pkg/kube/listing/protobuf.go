@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // protobufPrefix is what protobuf of the API begins with. A message runtime.Unknown follows, which contains that of the list.
@@ -14,6 +16,7 @@ var protobufPrefix = []byte("k8s\x00")
 // Fields of these messages, which are part of the API (k8s.io/apimachinery/pkg/runtime/generated.proto, and the lists of all groups).
 const (
 	unknownRaw = 2
+	listMeta   = 1
 	listItems  = 2
 )
 
@@ -21,7 +24,7 @@ const (
 const maxItem = 64 << 20
 
 // eachOfProtobuf reads a list as protobuf.
-func eachOfProtobuf[T any, P Object[T]](r *bufio.Reader, keep func(P)) error {
+func eachOfProtobuf[T any, P Object[T]](r *bufio.Reader, about *metav1.ListMeta, keep func(P)) error {
 	if _, err := r.Discard(len(protobufPrefix)); err != nil {
 		return err
 	}
@@ -33,10 +36,10 @@ func eachOfProtobuf[T any, P Object[T]](r *bufio.Reader, keep func(P)) error {
 		}
 		there = true
 		limited := &io.LimitedReader{R: r, N: int64(length)}
-		list := bufio.NewReaderSize(limited, buffer)
-		err := fields(list, func(field, length uint64) error {
-			if field != listItems {
-				return skip(list, length)
+		body := bufio.NewReaderSize(limited, buffer)
+		err := fields(body, func(field, length uint64) error {
+			if field != listMeta && field != listItems {
+				return skip(body, length)
 			}
 			if length > maxItem {
 				return fmt.Errorf("an item of a list has %d bytes", length)
@@ -45,8 +48,11 @@ func eachOfProtobuf[T any, P Object[T]](r *bufio.Reader, keep func(P)) error {
 				item = make([]byte, length)
 			}
 			item = item[:length]
-			if _, err := io.ReadFull(list, item); err != nil {
+			if _, err := io.ReadFull(body, item); err != nil {
 				return whole(err)
+			}
+			if field == listMeta {
+				return about.Unmarshal(item)
 			}
 			o := P(new(T))
 			m, ok := any(o).(interface{ Unmarshal([]byte) error })
