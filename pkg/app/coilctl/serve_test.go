@@ -142,7 +142,7 @@ func (l *looking) keys(section string) (keys []string) {
 	return keys
 }
 
-// The page has the state of the cluster, then what changes, and finds objects. Two browsers share the watches, and nothing is asked before the first.
+// The page has the state of the cluster, which is read from the start, then what changes, and finds objects. Two browsers share the watches.
 func TestServe(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	o := cluster()
