@@ -62,7 +62,7 @@ func (t *tool) dbCheck() *cobra.Command {
 		Use: "check NODE", Short: "Compare a node's record of addresses with the API server", Args: exactly(1),
 		Long: "Compare a node's record of addresses with the AddressBlocks and the Pods of the node, have SQLite check the file, and say what to do about each fault. " +
 			"It looks twice, some seconds apart: what is only on its way isn't a fault. Nothing is changed. The exit code is 1 if something is wrong.\n\n" +
-			"Rights: list pods, addressblocks, addresspools of coil.cybozu.com; get nodes; " + rightsOfDB + ".",
+			"Rights: list pods; list addressblocks, addresspools of coil.cybozu.com; get nodes; " + rightsOfDB + ".",
 		Example:           "  coilctl db check worker-1\n  coilctl db check worker-1 -o json",
 		ValidArgsFunction: t.completeName(resourceNodes),
 		RunE:              func(c *cobra.Command, args []string) error { return o.check(c.Context(), args[0]) },

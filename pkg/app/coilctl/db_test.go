@@ -68,7 +68,7 @@ func TestDBCheck(t *testing.T) {
 	if slices.Sort(w.asked); !slices.Equal(w.asked, want) {
 		t.Errorf("it asks for %q, want %q", w.asked, want)
 	}
-	if _, help, _ := w.coilctl("", "db", "check", "--help"); !strings.Contains(help, "Rights: list pods, addressblocks, addresspools of coil.cybozu.com; get nodes; get and create pods/exec") {
+	if _, help, _ := w.coilctl("", "db", "check", "--help"); !strings.Contains(help, "Rights: list pods; list addressblocks, addresspools of coil.cybozu.com; get nodes; get and create pods/exec") {
 		t.Errorf("the help doesn't name the rights:\n%s", help)
 	}
 	d.Addresses[0].Pod = "gone"

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -82,7 +83,7 @@ func (o *drainOptions) run(ctx context.Context, name string) error {
 		return err
 	}
 	if pool.Spec.Drain && !o.follow {
-		err := printf(o.Out, "\nAddressPool %s drains already. --follow moves pods.\n", name)
+		err := printf(o.says(), "\nAddressPool %s drains already. --follow moves pods.\n", name)
 		return err
 	}
 	if !o.yes && !o.agrees(pool, len(p.Moves())) {
@@ -91,7 +92,7 @@ func (o *drainOptions) run(ctx context.Context, name string) error {
 	if err := o.set(ctx, pool, true); err != nil {
 		return err
 	}
-	printf(o.Out, "AddressPool %s gives nothing new\n", name)
+	printf(o.says(), "AddressPool %s gives nothing new\n", name)
 	if !o.follow {
 		return nil
 	}
@@ -99,6 +100,14 @@ func (o *drainOptions) run(ctx context.Context, name string) error {
 		err = fmt.Errorf("interrupted: AddressPool %s still drains. The same command goes on, and --undo ends that", name)
 	}
 	return err
+}
+
+// says is where sentences go: beside JSON or YAML not to standard output, which programs read.
+func (o *drainOptions) says() io.Writer {
+	if o.format == formatTable {
+		return o.Out
+	}
+	return o.ErrOut
 }
 
 // connect makes the clients. Moving many pods makes many requests.
@@ -147,7 +156,7 @@ func (o *drainOptions) end(ctx context.Context, pool *v2.AddressPool) error {
 			return err
 		}
 	}
-	err := printf(o.Out, "AddressPool %s %s\n", pool.Name, says)
+	err := printf(o.says(), "AddressPool %s %s\n", pool.Name, says)
 	return err
 }
 
@@ -188,15 +197,15 @@ func (o *drainOptions) show(pool *v2.AddressPool, p drain.Plan) error {
 		if err := o.print(p, []string{"NODE", "NAMESPACE", "POD", "ADDRESS", "ACTION"}, rows); err != nil || o.format != formatTable {
 			return err
 		}
-		printf(o.Out, "\n")
+		printf(o.says(), "\n")
 	}
-	printf(o.Out, "AddressPool %s: %s of it, in %s on %s\n", pool.Name, plan.Count(len(p.Pods), "pod has an address", "pods have addresses"),
+	printf(o.says(), "AddressPool %s: %s of it, in %s on %s\n", pool.Name, plan.Count(len(p.Pods), "pod has an address", "pods have addresses"),
 		plan.Count(p.Blocks, "block", "blocks"), plan.Count(p.Nodes, "node", "nodes"))
 	for _, line := range unmoved(p) {
-		printf(o.Out, "%s\n", line)
+		printf(o.says(), "%s\n", line)
 	}
 	if len(p.Naming) > 0 {
-		printf(o.Out, "New pods won't start in %s that %s the pool: %s. Name another one in the annotation %s first.\n",
+		printf(o.says(), "New pods won't start in %s that %s the pool: %s. Name another one in the annotation %s first.\n",
 			plan.Count(len(p.Naming), "namespace", "namespaces"), map[bool]string{true: "names", false: "name"}[len(p.Naming) == 1], plan.Enumerate(p.Naming), v2.AnnotationPool)
 	}
 	return nil
@@ -219,7 +228,7 @@ func (o *drainOptions) agrees(pool *v2.AddressPool, moves int) bool {
 	if o.follow {
 		what += fmt.Sprintf(", and evict %s", plan.Count(moves, "pod", "pods"))
 	}
-	printf(o.Out, "%s? [y/N] ", what)
+	printf(o.says(), "%s? [y/N] ", what)
 	line, _ := bufio.NewReader(o.In).ReadString('\n')
 	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(line)))
 }

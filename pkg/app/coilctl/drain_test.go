@@ -1,11 +1,14 @@
 package coilctl_test
 
 import (
+	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/coil-net/coil/pkg/plan/drain"
 )
 
 // An API server that is updated while pods are moved is waited for: what it hasn't answered isn't refused.
@@ -42,5 +45,19 @@ func TestDrainUnanswered(t *testing.T) {
 	if code != 0 || !strings.HasSuffix(out, "Moved shop/web from node n1, 1 of 1\nWaits: read AddressPool blue: shutting down\nAddressPool blue is drained; 1 pod was moved\n") ||
 		!strings.Contains(out, "Pod shop/web of node n1 waits: ") {
 		t.Errorf("exit code %d\n%s%s", code, out, errOut)
+	}
+}
+
+// Beside JSON, sentences and the question go to standard error.
+func TestDrainAsJSON(t *testing.T) {
+	w := newWorld(t)
+	w.add(t, "addresspools", object{"metadata": object{"name": "blue", "generation": 2}, "spec": object{"blockSizeBits": 2, "subnets": []object{{"ipv4": "10.0.0.0/24"}}}})
+	code, out, errOut := w.coilctl("n\n", "pools", "drain", "blue", "-o", "json")
+	var p drain.Plan
+	if err := json.Unmarshal([]byte(out), &p); err != nil || code != 1 {
+		t.Errorf("exit code %d, error %v of %s", code, err, out)
+	}
+	if !strings.HasPrefix(errOut, "Have AddressPool blue give nothing new? [y/N] ") || !strings.Contains(errOut, "nothing was changed") {
+		t.Errorf("standard error is %q", errOut)
 	}
 }

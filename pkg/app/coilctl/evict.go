@@ -45,7 +45,7 @@ type mover struct {
 func (m *mover) say(format string, args ...any) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	printf(m.Out, format+"\n", args...)
+	printf(m.says(), format+"\n", args...)
 }
 
 // move evicts pods of a pool until nothing is left that it can move.
@@ -157,7 +157,7 @@ func (m *mover) evictAll(ctx context.Context, pods []drain.Pod) {
 				m.mu.Lock()
 				m.moved++
 				done++
-				printf(m.Out, "Moved %s from node %s, %d of %d\n", pod, pod.Node, done, len(pods))
+				printf(m.says(), "Moved %s from node %s, %d of %d\n", pod, pod.Node, done, len(pods))
 				m.mu.Unlock()
 			}
 		})

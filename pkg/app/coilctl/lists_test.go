@@ -347,23 +347,23 @@ func TestChosen(t *testing.T) {
 func TestRights(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	for command, rights := range map[string]string{
-		"pools":          "addresspools of coil.cybozu.com",
-		"pools forecast": "addressblocks, addresspools of coil.cybozu.com",
-		"nodes":          "nodes, pods, addressblocks of coil.cybozu.com",
-		"blocks":         "addressblocks of coil.cybozu.com",
-		"addresses":      "addressblocks of coil.cybozu.com",
-		"egresses":       "egressclusterpolicies, egresses, egresspolicies of coil.cybozu.com",
-		"services":       "services",
+		"pools":          "list addresspools of coil.cybozu.com",
+		"pools forecast": "list addressblocks, addresspools of coil.cybozu.com",
+		"nodes":          "list nodes, pods; list addressblocks of coil.cybozu.com",
+		"blocks":         "list addressblocks of coil.cybozu.com",
+		"addresses":      "list addressblocks of coil.cybozu.com",
+		"egresses":       "list egressclusterpolicies, egresses, egresspolicies of coil.cybozu.com",
+		"services":       "list services",
 	} {
 		a := serve(t, cluster())
-		if _, help, _ := a.run("coilctl", strings.Fields(command+" --help")...); !strings.Contains(help, "\nRights: list "+rights+"; with --watch, watch them, too.") {
+		if _, help, _ := a.run("coilctl", strings.Fields(command+" --help")...); !strings.Contains(help, "\nRights: "+rights+"; with --watch, watch them, too.") {
 			t.Errorf("coilctl %s --help doesn't say %q:\n%s", command, rights, help)
 		}
 		if code, _, errOut := a.run("coilctl", strings.Fields(command)...); code != 0 {
 			t.Errorf("coilctl %s: %s", command, errOut)
 		}
 		slices.Sort(a.asked)
-		want := strings.FieldsFunc(strings.TrimSuffix(rights, " of coil.cybozu.com"), func(r rune) bool { return r == ',' || r == ' ' })
+		want := strings.FieldsFunc(strings.ReplaceAll(strings.TrimSuffix(rights, " of coil.cybozu.com"), "list ", ""), func(r rune) bool { return strings.ContainsRune(",; ", r) })
 		slices.Sort(want)
 		if diff := cmp.Diff(want, a.asked); diff != "" {
 			t.Errorf("coilctl %s asks for: %s", command, diff)

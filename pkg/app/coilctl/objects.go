@@ -236,10 +236,13 @@ func rights(kinds []source) string {
 			core = append(core, k.resource)
 		}
 	}
-	all := core
+	var all []string
+	if len(core) > 0 {
+		all = append(all, "list "+strings.Join(core, ", "))
+	}
 	if len(coil) > 0 {
 		slices.Sort(coil)
-		all = append(all, strings.Join(coil, ", ")+" of coil.cybozu.com")
+		all = append(all, "list "+strings.Join(coil, ", ")+" of coil.cybozu.com")
 	}
-	return "list " + strings.Join(all, ", ")
+	return strings.Join(all, "; ")
 }

@@ -320,7 +320,7 @@ func TestServeListen(t *testing.T) {
 	s.interrupt()
 	var out, errOut bytes.Buffer
 	if coilctl.Main([]string{"coilctl", "serve", "--help"}, strings.NewReader(""), &out, &errOut); !strings.Contains(out.String(),
-		"\nRights: list services, nodes, pods, addressblocks, addressclaims, addresspools, egressclusterpolicies, egresses, egresspolicies, loadbalancergateways of coil.cybozu.com; "+
+		"\nRights: list services, nodes, pods; list addressblocks, addressclaims, addresspools, egressclusterpolicies, egresses, egresspolicies, loadbalancergateways of coil.cybozu.com; "+
 			"watch these, too; get leases of coordination.k8s.io in the namespace kube-system.") {
 		t.Errorf("the help doesn't name rights: %s", out.String())
 	}
