@@ -88,7 +88,16 @@ func (w *walk) blockOf(a netip.Addr) *v2.AddressBlock {
 		return nil
 	}
 	b := BlockOf(w.Blocks, a)
+	var having []string
+	for _, b := range w.Blocks {
+		if contains(b, a) {
+			having = append(having, b.Name)
+		}
+	}
 	switch {
+	case len(having) > 1:
+		slices.Sort(having)
+		w.wrong(StepBlock, "AddressPools overlap: their conditions say which; coilctl pools drain moves the pods of one of them", "AddressBlocks %s have it: it may be given twice", plan.Enumerate(having))
 	case b == nil:
 		w.right(StepBlock, "no AddressBlock has %s: nobody has the address", a)
 	case pools.IsFloating(b):

@@ -78,6 +78,7 @@ func TestAddress(t *testing.T) {
 		}, "", "at node n2"},
 		{"of claims that nobody may read", "203.0.113.9", func(f *PodFacts) { f.Unread = map[string]string{KindClaims: "forbidden"} }, "", "forbidden"},
 		{"of a block without node", addr, func(f *PodFacts) { delete(f.Blocks[0].Labels, v2.LabelNode) }, "block", "is no node's"},
+		{"of two blocks", addr, func(f *PodFacts) { f.Blocks = append(f.Blocks, block("other-0", "10.0.0.0/30", "n2")) }, "block", "default-0, other-0 have it"},
 		{"of two pods", addr, func(f *PodFacts) { f.Answer.Attachments = append(f.Answer.Attachments, f.Answer.Attachments[0]) }, "record", "several pods"},
 		{"of a pod that is gone", addr, func(f *PodFacts) { f.at().NetnsGone, f.at().Since = true, now.Add(-time.Hour) }, "record", "network namespace is gone"},
 		{"without its route", addr, func(f *PodFacts) { f.spoil(inspection.Routes) }, "routes", "route to"},
