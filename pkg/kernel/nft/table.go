@@ -219,7 +219,7 @@ func (t *Table) Sync(ctx context.Context, r dataplane.Ruleset) (dataplane.Result
 
 func (t *Table) sync(ctx context.Context, r dataplane.Ruleset) (result dataplane.Result, err error) {
 	if len(r.Chains) == 0 {
-		return result, t.remove(ctx)
+		return t.remove(ctx)
 	}
 	d, err := t.define(r)
 	if err != nil {
@@ -319,22 +319,22 @@ func (t *Table) write(ctx context.Context, conn *nftables.Conn, d definition, ha
 }
 
 // remove removes the table; none is no error. It must be called with mu held.
-func (t *Table) remove(ctx context.Context) error {
+func (t *Table) remove(ctx context.Context) (result dataplane.Result, err error) {
 	t.made, t.known, t.defined = false, nil, nil
 	// A transaction waits for all processors, also if it changes nothing.
 	if exists, err := t.Exists(ctx); err != nil || !exists {
-		return err
+		return result, err
 	}
 	conn, err := t.connect()
 	if err != nil {
-		return err
+		return result, err
 	}
 	// To add it first makes the deletion of a table that has gone meanwhile no error.
 	conn.DelTable(conn.AddTable(t.named()))
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("remove: %w", err)
+		return result, fmt.Errorf("remove: %w", err)
 	}
-	return nil
+	return dataplane.Result{Deleted: 1}, nil
 }
 
 // Exists says whether there is the table.
