@@ -74,9 +74,9 @@ verify: ## Check that generated code, modules and format are as they should be
 	hack/verify.sh
 
 .PHONY: test
-test: ## Run all tests, as root, with the race detector; a skipped one counts as failed. Fuzz each function for 3 s
+test: ## Run all tests, as root, with the race detector; a skipped one counts as failed. Fuzz each function for 1 s
 	$(GOTEST) -race -tiers=netns,apiserver,cluster,vm -no-skips $(ARGS)
-	$(if $(ARGS),,$(FUZZ) -time=3s)
+	$(if $(ARGS),,$(FUZZ) -time=1s)
 
 .PHONY: bench
 bench: ## Measure ADD, CHECK and DEL beside the kernel and the reference plugins, as root
