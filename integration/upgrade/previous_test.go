@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/integration/lab/cache"
 	"github.com/coil-net/coil/integration/lab/cluster"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -42,22 +42,18 @@ func (v version) image() string { return "localhost/coil:" + v.name }
 func versions(t *testing.T) (old, now version) {
 	t.Helper()
 	root := testkit.Must(build.Root())(t)
-	cache := testkit.Must(build.CacheDir())(t)
-	rev := strings.TrimSpace(previous)
-	old = version{name: previousName, root: filepath.Join(cache, "coil-"+rev)}
-	now = version{name: "now", root: root}
-	testkit.Check(t, unpack(t.Context(), old.root))
-	old.archive, now.archive = old.root+".tar", filepath.Join(t.TempDir(), "now.tar")
-	testkit.Check(t, old.pack(t.Context()), cluster.BuildImage(t.Context(), now.image(), now.archive, os.Stderr))
+	ctx, rev := t.Context(), strings.TrimSpace(previous)
+	old = version{name: previousName}
+	now = version{name: "now", root: root, archive: filepath.Join(t.TempDir(), "now.tar")}
+	old.root = testkit.Must(cache.Once(ctx, "coil-"+rev, os.Stderr, func(dir string) error { return unpack(ctx, dir) }))(t)
+	old.archive = testkit.Must(cache.Once(ctx, "coil-"+rev+".tar", os.Stderr, func(archive string) error { return old.pack(ctx, archive) }))(t)
+	testkit.Check(t, cluster.BuildImage(ctx, now.image(), now.archive, os.Stderr))
 	return old, now
 }
 
-// pack builds the image of a revision by that revision's own program, unless it is there: it never changes.
-func (v version) pack(ctx context.Context) error {
-	if _, err := os.Stat(v.archive); err == nil || !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	cmd := exec.CommandContext(ctx, "go", "run", "./hack/image", "-trimpath=false", "-name="+v.image(), "-output="+v.archive)
+// pack builds the image of a revision by that revision's own program.
+func (v version) pack(ctx context.Context, archive string) error {
+	cmd := exec.CommandContext(ctx, "go", "run", "./hack/image", "-trimpath=false", "-name="+v.image(), "-output="+archive)
 	cmd.Dir, cmd.Env = v.root, append(os.Environ(), "GOFLAGS=-buildvcs=false")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the image of version %q: %w\n%s", v.name, err, out)
@@ -65,23 +61,15 @@ func (v version) pack(ctx context.Context) error {
 	return nil
 }
 
-// unpack puts the files of the previous version into dir, unless they are there.
+// unpack puts the files of the previous version into dir.
 func unpack(ctx context.Context, dir string) error {
-	if _, err := os.Stat(dir); err == nil || !errors.Is(err, os.ErrNotExist) {
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), "unpack-*")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(tmp)
-	cmd := exec.CommandContext(ctx, "tar", "-xzf", "-", "-C", tmp)
+	cmd := exec.CommandContext(ctx, "tar", "-xzf", "-", "-C", dir)
 	cmd.Stdin = bytes.NewReader(sources)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("unpack the previous version: %w\n%s", err, out)
-	}
-	if err := os.Rename(tmp, dir); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
 	}
 	return nil
 }

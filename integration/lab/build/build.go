@@ -1,5 +1,5 @@
 // Package build compiles the programs that the lab runs from their released Go modules, once,
-// into the user's cache folder. It owns the nested modules under modules/ and the cache; it
+// into the user's cache folder. It owns the nested modules under modules/ and what it builds; it
 // knows nothing of how the programs are run.
 package build
 
@@ -18,7 +18,7 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
+	"github.com/coil-net/coil/integration/lab/cache"
 )
 
 // ErrNoGo says that there is no Go toolchain in PATH; nothing can be built until one is installed.
@@ -98,19 +98,19 @@ func (b *Builder) Own(ctx context.Context, pkg string, tags ...string) (string, 
 	if _, err := toolchain(ctx); err != nil {
 		return "", err
 	}
-	cache, err := CacheDir()
+	dir, err := cache.Dir()
 	if err != nil {
 		return "", err
 	}
 	// The checkout's path keeps the programs of two checkouts apart.
 	sum := sha256.Sum256([]byte(root))
-	dir := filepath.Join(cache, strings.Join(append([]string{"own-" + hex.EncodeToString(sum[:6])}, tags...), "+"))
+	dir = filepath.Join(dir, strings.Join(append([]string{"own-" + hex.EncodeToString(sum[:6])}, tags...), "+"))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	unlock, err := b.lock(ctx, dir+".lock")
+	unlock, err := cache.Lock(ctx, dir+".lock", b.log())
 	if err != nil {
 		return "", err
 	}
@@ -145,19 +145,9 @@ func (b *Builder) Own(ctx context.Context, pkg string, tags ...string) (string, 
 	return out, err
 }
 
-// CacheDir returns the folder that holds everything the lab downloads or builds. It is safe to
-// delete while no lab runs.
-func CacheDir() (string, error) {
-	user, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("find the cache folder: %w; set HOME or XDG_CACHE_HOME", err)
-	}
-	return filepath.Join(user, "coil-lab"), nil
-}
-
 // ensure returns the cache directory of m with all wanted programs in it.
 func (b *Builder) ensure(ctx context.Context, m module, goVersion string, wanted []string) (string, error) {
-	cache, err := CacheDir()
+	dir, err := cache.Dir()
 	if err != nil {
 		return "", err
 	}
@@ -165,7 +155,7 @@ func (b *Builder) ensure(ctx context.Context, m module, goVersion string, wanted
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(cache, m.name+"-"+key)
+	dir = filepath.Join(dir, m.name+"-"+key)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
@@ -174,7 +164,7 @@ func (b *Builder) ensure(ctx context.Context, m module, goVersion string, wanted
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	unlock, err := b.lock(ctx, dir+".lock")
+	unlock, err := cache.Lock(ctx, dir+".lock", b.log())
 	if err != nil {
 		return "", err
 	}
@@ -208,41 +198,6 @@ func (b *Builder) compile(ctx context.Context, m module, dir, name string) error
 		return fmt.Errorf("build %s in %s: %w\n%s", name, m.dir, err, p.messages())
 	}
 	return os.Rename(out, filepath.Join(dir, name))
-}
-
-// lock takes the file lock at path; it tells what it waits for when somebody else has it.
-func (b *Builder) lock(ctx context.Context, path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-		return func() { f.Close() }, nil
-	}
-	fmt.Fprintf(b.log(), "waiting for another build to release %s\n", path)
-	locked := make(chan error, 1)
-	go func() { locked <- flockBlocking(int(f.Fd())) }()
-	select {
-	case err := <-locked:
-		if err != nil {
-			f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		return func() { f.Close() }, nil
-	case <-ctx.Done():
-		// flock(2) can't be interrupted from here; the goroutine gives the lock back when it
-		// comes.
-		go func() { <-locked; f.Close() }()
-		return nil, fmt.Errorf("lock %s: %w", path, ctx.Err())
-	}
-}
-
-func flockBlocking(fd int) error {
-	for {
-		if err := unix.Flock(fd, unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
 }
 
 func (b *Builder) log() io.Writer {

@@ -2,7 +2,6 @@ package build
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -134,25 +133,6 @@ func TestProgramsWithoutGo(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "install Go") {
 		t.Errorf("error is %v, want one that says what to install", err)
 	}
-}
-
-func TestLockGivesUpWithItsContext(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "lock")
-	unlock, err := new(Builder).lock(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := new(Builder).lock(ctx, path); err == nil {
-		t.Fatal("a held lock was taken")
-	}
-	unlock()
-	unlock, err = new(Builder).lock(t.Context(), path)
-	if err != nil {
-		t.Fatalf("lock after release: %v", err)
-	}
-	unlock()
 }
 
 func TestOwnKeepsAnUnchangedProgram(t *testing.T) {

@@ -18,7 +18,8 @@ import (
 	"strings"
 	"text/template"
 
-	"golang.org/x/sys/unix"
+	"github.com/coil-net/coil/integration/lab/cache"
+	"github.com/coil-net/coil/integration/lab/scratch"
 )
 
 //go:embed files
@@ -55,44 +56,16 @@ func writeFiles(c conf) error {
 // prepare returns the folder with the unpacked packages, and the one with databases in which the admin, the external network and
 // some projects are. It makes what the cache lacks.
 func prepare(ctx context.Context, log io.Writer) (root, template string, err error) {
-	home, err := os.UserCacheDir()
+	root, err = cache.Once(ctx, "openstack", log, func(dir string) error { return unpack(ctx, log, dir) })
 	if err != nil {
-		return "", "", fmt.Errorf("find the cache folder: %w; set HOME or XDG_CACHE_HOME", err)
-	}
-	cache := filepath.Join(home, "coil-openstack")
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return "", "", err
-	}
-	unlock, err := lock(filepath.Join(cache, "lock"))
-	if err != nil {
-		return "", "", err
-	}
-	defer unlock()
-	root = filepath.Join(cache, "root")
-	if err := once(root, func(dir string) error { return unpack(ctx, log, cache, dir) }); err != nil {
 		return "", "", err
 	}
 	sum, err := sumOfFiles()
 	if err != nil {
 		return "", "", err
 	}
-	template = filepath.Join(cache, "template-"+sum)
-	return root, template, once(template, func(dir string) error { return makeTemplate(ctx, log, root, dir) })
-}
-
-// once has a folder made, unless it is there. It is complete if it has its name.
-func once(dir string, fill func(dir string) error) error {
-	if _, err := os.Stat(dir); err == nil {
-		return nil
-	}
-	unfinished := dir + ".new"
-	if err := errors.Join(os.RemoveAll(unfinished), os.Mkdir(unfinished, 0o700)); err != nil {
-		return err
-	}
-	if err := fill(unfinished); err != nil {
-		return errors.Join(err, os.RemoveAll(unfinished))
-	}
-	return os.Rename(unfinished, dir)
+	template, err = cache.Once(ctx, "openstack-template-"+sum, log, func(dir string) error { return makeTemplate(ctx, log, root, dir) })
+	return root, template, err
 }
 
 // sumOfFiles names a template: with other files it is another one.
@@ -112,18 +85,22 @@ func sumOfFiles() (string, error) {
 }
 
 // unpack downloads the packages that this machine lacks, and unpacks them into dir.
-func unpack(ctx context.Context, log io.Writer, cache, dir string) error {
-	debs := filepath.Join(cache, "debs")
-	lists := filepath.Join(cache, "lists")
-	for _, d := range []string{filepath.Join(debs, "partial"), filepath.Join(lists, "partial")} {
+func unpack(ctx context.Context, log io.Writer, dir string) error {
+	downloads, err := scratch.New("coil-packages-")
+	if err != nil {
+		return err
+	}
+	defer downloads.Remove()
+	debs, lists := downloads.Path("debs"), downloads.Path("lists")
+	for _, d := range []string{filepath.Join(debs, "partial"), filepath.Join(lists, "partial"), dir} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintf(log, "downloading Debian's packages %s into %s: some 40 MB\n", strings.Join(packages, ", "), debs)
-	// All of it is in the cache, and nothing needs root.
+	fmt.Fprintf(log, "downloading Debian's packages %s: some 40 MB\n", strings.Join(packages, ", "))
+	// Nothing of the machine's own changes, and nothing needs root.
 	options := []string{"-qq", "-y", "--no-install-recommends", "-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=",
-		"-o", "Dir::State::Lists=" + lists, "-o", "Dir::Cache=" + cache, "-o", "Dir::Cache::Archives=" + debs}
+		"-o", "Dir::State::Lists=" + lists, "-o", "Dir::Cache=" + downloads.Path(), "-o", "Dir::Cache::Archives=" + debs}
 	for _, args := range [][]string{{"update"}, append([]string{"install", "--download-only"}, packages...)} {
 		cmd := exec.CommandContext(ctx, "apt-get", slices.Concat(options, args)...)
 		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
@@ -169,6 +146,9 @@ func unpackOne(ctx context.Context, deb, dir string) error {
 // makeTemplate makes databases, and keys of Keystone, and has what all clouds have put into them.
 func makeTemplate(ctx context.Context, log io.Writer, root, dir string) error {
 	fmt.Fprintln(log, "making the databases of Keystone and Neutron, once")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
 	p := programs{root: root}
 	if err := p.configure(dir, 100); err != nil {
 		return err
@@ -215,21 +195,4 @@ func (p *programs) execute(ctx context.Context, args ...string) error {
 		return fmt.Errorf("%s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return nil
-}
-
-// lock takes the file lock at path: of several processes one fills the cache.
-func lock(path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-			if err != nil {
-				f.Close()
-				return nil, fmt.Errorf("lock %s: %w", path, err)
-			}
-			return func() { f.Close() }, nil
-		}
-	}
 }

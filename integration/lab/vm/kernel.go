@@ -14,9 +14,7 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/integration/lab/cache"
 )
 
 // kernel is a Debian kernel package, unpacked in the cache.
@@ -33,29 +31,8 @@ func findKernel(ctx context.Context, series string, log io.Writer) (kernel, erro
 	if !seriesFormat.MatchString(series) {
 		return kernel{}, fmt.Errorf("kernel %q: want a series such as 6.1 or 6.12", series)
 	}
-	cache, err := build.CacheDir()
+	dir, err := cache.Once(ctx, "linux-"+series, log, func(dir string) error { return fetchKernel(ctx, series, dir, log) })
 	if err != nil {
-		return kernel{}, err
-	}
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return kernel{}, err
-	}
-	dir := filepath.Join(cache, "linux-"+series)
-	if k, err := openKernel(dir); !errors.Is(err, os.ErrNotExist) {
-		return k, err
-	}
-	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return kernel{}, err
-	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return kernel{}, fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
-	if k, err := openKernel(dir); !errors.Is(err, os.ErrNotExist) {
-		return k, err
-	}
-	if err := fetchKernel(ctx, series, dir, log); err != nil {
 		return kernel{}, err
 	}
 	return openKernel(dir)
@@ -94,7 +71,7 @@ func openKernel(dir string) (kernel, error) {
 	return k, err
 }
 
-// fetchKernel downloads the newest package of the series and unpacks it. Nothing is
+// fetchKernel downloads the newest package of the series and unpacks it into dir. Nothing is
 // installed. Package lists that are missing or outdated are updated, which needs root.
 func fetchKernel(ctx context.Context, series, dir string, log io.Writer) error {
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".linux-")
@@ -115,19 +92,15 @@ func fetchKernel(ctx context.Context, series, dir string, log io.Writer) error {
 	if err != nil || len(archives) != 1 {
 		return errors.Join(fmt.Errorf("apt-get download left %d archives", len(archives)), err)
 	}
-	tree := filepath.Join(tmp, "tree")
-	if err := quietly(ctx, tmp, "dpkg-deb", "-x", archives[0], tree); err != nil {
+	if err := quietly(ctx, tmp, "dpkg-deb", "-x", archives[0], dir); err != nil {
 		return err
 	}
-	k, err := openKernel(tree)
+	k, err := openKernel(dir)
 	if err != nil {
 		return err
 	}
 	// The package's own installation would do this.
-	if err := quietly(ctx, tmp, "depmod", "-b", tree, k.release); err != nil {
-		return err
-	}
-	return os.Rename(tree, dir)
+	return quietly(ctx, tmp, "depmod", "-b", dir, k.release)
 }
 
 // newestPackage picks the ordinary kernel of the highest version among names.

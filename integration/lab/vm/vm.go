@@ -31,6 +31,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/integration/lab/cache"
 	"github.com/coil-net/coil/integration/lab/preflight"
 	"github.com/coil-net/coil/integration/lab/proc"
 	"github.com/coil-net/coil/integration/lab/scratch"
@@ -231,7 +232,7 @@ func accelerations(want string) ([]string, error) {
 
 // noKVMMarker is a file that says that KVM was tried in vain on the running host kernel.
 func noKVMMarker() (string, error) {
-	cache, err := build.CacheDir()
+	dir, err := cache.Dir()
 	if err != nil {
 		return "", err
 	}
@@ -239,7 +240,7 @@ func noKVMMarker() (string, error) {
 	if err := unix.Uname(&uts); err != nil {
 		return "", err
 	}
-	return filepath.Join(cache, "no-kvm-"+unix.ByteSliceToString(uts.Release[:])), nil
+	return filepath.Join(dir, "no-kvm-"+unix.ByteSliceToString(uts.Release[:])), nil
 }
 
 func rememberNoKVM() error {
