@@ -26,7 +26,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -34,7 +33,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -45,8 +43,6 @@ import (
 	"github.com/coil-net/coil/integration/lab/controlplane"
 	"github.com/coil-net/coil/integration/lab/scratch"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan/keys"
-	"github.com/coil-net/coil/pkg/testkit"
 )
 
 const scratchPrefix = "coil-rig-"
@@ -111,12 +107,9 @@ func New(ctx context.Context, o Options) (_ *Rig, err error) {
 	builds, ctxBuild := errgroup.WithContext(ctx)
 	builds.Go(func() error { return r.build(ctxBuild) })
 	builds.Go(func() (err error) {
-		if r.API = o.API; r.API != nil {
-			return nil
+		if r.API = o.API; r.API == nil {
+			r.API, err = startInstalled(ctxBuild, controlplane.Options{KubernetesVersion: o.KubernetesVersion, APIServerArgs: o.APIServerArgs, Log: o.Log})
 		}
-		r.API, err = controlplane.StartAPI(ctxBuild, controlplane.Options{
-			KubernetesVersion: o.KubernetesVersion, APIServerArgs: o.APIServerArgs, Log: o.Log,
-		})
 		return err
 	})
 	if err := builds.Wait(); err != nil {
@@ -130,7 +123,7 @@ func New(ctx context.Context, o Options) (_ *Rig, err error) {
 		return nil, err
 	}
 	if o.API == nil {
-		if err := r.install(ctx); err != nil {
+		if err := errors.Join(r.makeKeyring(ctx), r.awaitDefinitions(ctx)); err != nil {
 			return nil, err
 		}
 	}
@@ -157,41 +150,6 @@ func (r *Rig) build(ctx context.Context) (err error) {
 	}
 	r.bin.controller, err = b.Own(ctx, "cmd/coil-ipam-controller", r.opts.Tags...)
 	return err
-}
-
-// install installs definitions and rights as users do.
-func (r *Rig) install(ctx context.Context) error {
-	root, err := build.Root()
-	if err != nil {
-		return err
-	}
-	err = wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, testkit.Timeout(20*time.Second), true, func(ctx context.Context) (bool, error) {
-		_, err := r.Core.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
-		return err == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("wait for namespace kube-system: %w", err)
-	}
-	for _, dir := range []string{"crd", "rbac"} {
-		if _, err := r.API.Kubectl(ctx, "apply", "-k", filepath.Join(root, "manifests", dir)); err != nil {
-			return err
-		}
-	}
-	// The manifests of coil-ipam-controller have it, empty.
-	keyring := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: keys.Name}}
-	if _, err := r.Core.CoreV1().Secrets(keys.Namespace).Create(ctx, keyring, metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	if _, err := r.API.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all"); err != nil {
-		return err
-	}
-	// An established definition may still be answered with "not found" for a moment.
-	return wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, testkit.Timeout(20*time.Second), true, func(ctx context.Context) (bool, error) {
-		_, pools := r.Coil.CoilV2().AddressPools().List(ctx, metav1.ListOptions{Limit: 1})
-		_, blocks := r.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{Limit: 1})
-		_, requests := r.Coil.CoilV2().BlockRequests().List(ctx, metav1.ListOptions{Limit: 1})
-		return errors.Join(pools, blocks, requests) == nil, nil
-	})
 }
 
 // kubeconfig writes a kubeconfig with the rights of a ServiceAccount of kube-system,

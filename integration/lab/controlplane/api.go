@@ -39,6 +39,8 @@ type Options struct {
 	// Dir takes certificates, data and logs. Empty means a new temporary directory, which Stop
 	// removes.
 	Dir string
+	// Data is a file with what the cluster has at first, as SaveData wrote it. The default is none: it is new.
+	Data string
 	// KubernetesVersion is as in build.Builder.
 	KubernetesVersion string
 	// BindAddress of the API server; the default is 127.0.0.1.
@@ -263,6 +265,11 @@ func (a *API) start(ctx context.Context) error {
 	defer cancel()
 	if err := a.etcd.WaitFor(etcdCtx, func(ctx context.Context) error { return etcdReady(ctx, a.config.Etcd) }); err != nil {
 		return err
+	}
+	if a.opts.Data != "" {
+		if err := a.loadData(ctx); err != nil {
+			return err
+		}
 	}
 	return a.StartServer(ctx)
 }

@@ -89,6 +89,18 @@ func TestAPI(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+	t.Run("another one begins with its data", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "data")
+		testkit.Check(t, api.SaveData(t.Context(), file))
+		other := testkit.Must(StartAPI(t.Context(), Options{Log: t.Output(), Data: file}))(t)
+		defer other.Stop()
+		pods := kubernetes.NewForConfigOrDie(other.RESTConfig()).CoreV1().Pods("default")
+		testkit.Must(pods.Get(t.Context(), "p", metav1.GetOptions{}))(t)
+		testkit.Check(t, pods.Delete(t.Context(), "p", metav1.DeleteOptions{}))
+		if _, err := client.CoreV1().Pods("default").Get(t.Context(), "p", metav1.GetOptions{}); err != nil {
+			t.Errorf("the first one's pod is gone with the other's: %v", err)
+		}
+	})
 	t.Run("a second instance is another cluster", func(t *testing.T) {
 		other, err := StartAPI(t.Context(), Options{Log: t.Output()})
 		if err != nil {
