@@ -15,6 +15,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/coil-net/coil/integration/guide"
 	"github.com/coil-net/coil/pkg/app/coilctl"
 	"github.com/coil-net/coil/pkg/plan/preflight"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -67,37 +68,6 @@ func wantsLine(t *testing.T, lines <-chan string, begin, contains string) {
 	}
 }
 
-// helpRules reads the rights that a command's help names.
-func helpRules(t *testing.T, help string) (rules []rbacv1.PolicyRule) {
-	t.Helper()
-	_, rights, ok := strings.Cut(help, "\nRights: ")
-	rights, _, _ = strings.Cut(rights, "\n")
-	list, more, _ := strings.Cut(rights, ";")
-	resources, of, _ := strings.Cut(strings.TrimSuffix(list, "."), "list ")
-	if !ok || resources != "" {
-		t.Fatalf("the help doesn't name rights:\n%s", help)
-	}
-	verbs := []string{"list"}
-	if strings.Contains(more, "with --watch, watch them, too.") {
-		verbs = append(verbs, "watch")
-	}
-	rule := func(group string, resources ...string) {
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: verbs})
-	}
-	of, coils := strings.CutSuffix(of, " of coil.cybozu.com")
-	for _, r := range strings.Split(of, ", ") {
-		if r == "nodes" || r == "pods" || r == "services" {
-			rule("", r)
-		} else if coils {
-			rule("coil.cybozu.com", r)
-		}
-	}
-	if strings.Contains(more, "addressblocks of coil.cybozu.com") {
-		rule("coil.cybozu.com", "addressblocks")
-	}
-	return rules
-}
-
 // Whoever has the rights that a command's help names can use it, also with --watch.
 func TestCoilctlRights(t *testing.T) {
 	c := ipamCluster(t)
@@ -111,17 +81,13 @@ func TestCoilctlRights(t *testing.T) {
 				return code, o.String(), e.String()
 			}
 			_, help, _ := run(command, "--help")
-			rules := helpRules(t, help)
-			if command == "status" {
-				if !strings.Contains(help, "; get leases of coordination.k8s.io in the namespace "+preflight.Namespace+".") {
-					t.Errorf("the help doesn't name the right to get Leases:\n%s", help)
-				}
-				rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}})
+			if command == "status" && !strings.Contains(help, "; get leases of coordination.k8s.io in the namespace "+preflight.Namespace+".") {
+				t.Errorf("the help doesn't name the right to get Leases:\n%s", help)
 			}
 			if code, _, errOut := run(command); code != 1 || strings.Count(errOut, "is forbidden") == 0 {
 				t.Errorf("without rights: exit code %d, %s", code, errOut)
 			}
-			role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: rules}
+			role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: guide.Rights(t, help)}
 			testkit.Must(c.core.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}))(t)
 			testkit.Must(c.core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 				ObjectMeta: metav1.ObjectMeta{Name: user}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},

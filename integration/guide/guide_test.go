@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	rbacv1 "k8s.io/api/rbac/v1"
 )
 
 // Numbers, addresses and the width of columns make no difference between lines.
@@ -30,5 +31,21 @@ func TestRead(t *testing.T) {
 	}
 	if d := cmp.Diff(Step{Place: "outside", Commands: "wget -q -O - -T 5 http://172.30.0.144/\n", Prints: []string{"hello from web-0"}}, steps[2]); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+func TestRights(t *testing.T) {
+	got := Rights(t, `Show nodes.
+
+Rights: list nodes, pods; list addressblocks of coil.cybozu.com; with --watch, watch them, too; get leases of coordination.k8s.io in the namespace kube-system. Maps need more.
+
+Usage:`)
+	want := []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"list", "watch"}},
+		{APIGroups: []string{"coil.cybozu.com"}, Resources: []string{"addressblocks"}, Verbs: []string{"list", "watch"}},
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }

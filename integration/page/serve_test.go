@@ -22,6 +22,7 @@ import (
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/integration/browser"
+	"github.com/coil-net/coil/integration/guide"
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/controlplane"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -67,17 +68,8 @@ func operator(t *testing.T, api *controlplane.API, c kubernetes.Interface) strin
 	t.Helper()
 	var help, errOut bytes.Buffer
 	coilctl.Main([]string{"coilctl", "serve", "--help"}, strings.NewReader(""), &help, &errOut)
-	_, rights, _ := strings.Cut(help.String(), "\nRights: list ")
-	resources, more, ok := strings.Cut(rights, " of coil.cybozu.com; watch these, too; get ")
-	lease, _, also := strings.Cut(more, " of coordination.k8s.io in the namespace kube-system.")
-	if !ok || !also {
-		t.Fatalf("the help names no rights: %s", help.String())
-	}
 	const user = "operator"
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"", "coil.cybozu.com"}, Resources: strings.Split(resources, ", "), Verbs: []string{"list", "watch"}},
-		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{lease}, Verbs: []string{"get"}},
-	}}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: guide.Rights(t, help.String())}
 	testkit.Must(c.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}))(t)
 	testkit.Must(c.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: user}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},

@@ -33,6 +33,7 @@ func TestMasqueradeRuleset(t *testing.T) {
 	sync(dataplane.Result{Added: 2})
 	sync(dataplane.Result{})
 	m.Transits = nil
+	sync(dataplane.Result{Deleted: 1})
 	sync(dataplane.Result{})
 	if out := testkit.Must(ns.Run("nft", "list", "ruleset"))(t); out != "" {
 		t.Errorf("without routers there is\n%s", out)

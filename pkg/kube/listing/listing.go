@@ -66,10 +66,12 @@ func list[T any, P Object[T]](ctx context.Context, s Source[T], o metav1.ListOpt
 		keep(o)
 	}
 	r := bufio.NewReaderSize(body, buffer)
-	if start, err := r.Peek(len(protobufPrefix)); err == nil && bytes.Equal(start, protobufPrefix) {
-		return about, eachOfProtobuf(r, &about, trimmed)
+	if start, peekErr := r.Peek(len(protobufPrefix)); peekErr == nil && bytes.Equal(start, protobufPrefix) {
+		err = eachOfProtobuf(r, &about, trimmed)
+	} else {
+		err = eachOfJSON(r, &about, trimmed)
 	}
-	return about, eachOfJSON(r, &about, trimmed)
+	return about, err
 }
 
 // eachOfJSON reads a list as JSON.
