@@ -87,8 +87,7 @@ type api struct {
 	// asked are the requests.
 	asked []string
 	// refused is a resource that nobody may ask for.
-	refused  string
-	refusals int
+	refused string
 	// absent are resources that aren't installed.
 	absent []string
 	// ahead is how far its clock is ahead of that of this computer.
@@ -157,9 +156,6 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.asked = append(a.asked, resource)
 	refuses, absent := a.refused == resource, slices.Contains(a.absent, resource)
 	w.Header().Set("Date", time.Now().Add(a.ahead).UTC().Format(http.TimeFormat))
-	if refuses {
-		a.refusals++
-	}
 	a.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	if refuses {

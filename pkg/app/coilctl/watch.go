@@ -54,10 +54,16 @@ func (t *tool) follow(ctx context.Context, kinds []source, show func(inventory.O
 	if err := w.notInstalled(); err != nil {
 		return err
 	}
+	warn := func(err error) { printf(t.ErrOut, "warning: %v; what is shown may be old until that ends\n", err) }
 	for {
-		select {
-		case <-changed: // that is in what is shown now
-		default:
+		for told := true; told; {
+			select {
+			case err := <-failed: // it is older than the change that is shown now
+				warn(err)
+			case <-changed: // that is in what is shown now
+			default:
+				told = false
+			}
 		}
 		o := inventory.Objects{Now: t.now()}
 		for _, f := range fill {
@@ -71,7 +77,7 @@ func (t *tool) follow(ctx context.Context, kinds []source, show func(inventory.O
 			case <-ctx.Done():
 				return nil
 			case err := <-failed:
-				printf(t.ErrOut, "warning: %v; what is shown may be old until that ends\n", err)
+				warn(err)
 			case <-changed:
 				waits = false
 			}
