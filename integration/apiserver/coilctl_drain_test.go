@@ -1,12 +1,10 @@
 package apiserver
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,22 +22,7 @@ import (
 )
 
 // output is what a command prints while it runs.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
+type output struct{ testkit.Buffer }
 
 // prints waits until a command has printed some words.
 func (o *output) prints(t *testing.T, words string) {

@@ -23,14 +23,14 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// installation is the version of what install does beside the manifests: with another one, it is done anew.
+// installation is the version of the function install. Raise it when the function changes: the cache has the result of each version.
 const installation = 1
 
 // installed are the folders of manifests that every rig has.
 var installed = []string{"crd", "rbac"}
 
-// startInstalled starts an API server in which definitions and rights are installed. That takes a processor for seconds and has the
-// same result for all rigs: what etcd has then is kept in the cache.
+// startInstalled starts an API server in which definitions and rights are installed. The installation takes a processor for seconds and has the
+// same result for all rigs: the cache keeps the objects.
 func startInstalled(ctx context.Context, o controlplane.Options) (*controlplane.API, error) {
 	root, err := build.Root()
 	if err != nil {
@@ -57,7 +57,7 @@ func startInstalled(ctx context.Context, o controlplane.Options) (*controlplane.
 	return controlplane.StartAPI(ctx, o)
 }
 
-// nameOfInstallation returns a name of what etcd has. It depends on the programs and on the manifests.
+// nameOfInstallation returns the name of the cache's file. Other programs and other manifests have another name.
 func nameOfInstallation(ctx context.Context, root string, o controlplane.Options) (string, error) {
 	b := build.Builder{KubernetesVersion: o.KubernetesVersion, Log: o.Log}
 	bin, err := b.Programs(ctx, controlplane.Etcd, controlplane.APIServer)

@@ -1,7 +1,6 @@
 package machine
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -221,23 +219,10 @@ func (g *gateway) applied(when string) {
 // monitor notes what a program tells about the kernel, between two marks that it tells, too.
 type monitor struct {
 	args []string
-	// set and unset make and remove a mark with a number, and told is what is told of it.
+	// set and unset make and remove a mark with a number, and mark is what is told of it.
 	set, unset, mark string
 
-	mu  sync.Mutex
-	out bytes.Buffer
-}
-
-func (m *monitor) Write(b []byte) (int, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.out.Write(b)
-}
-
-func (m *monitor) told() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.out.String()
+	testkit.Buffer
 }
 
 // during runs a function, and returns what was told meanwhile.
@@ -253,8 +238,8 @@ func (m *monitor) during(g *gateway, f func()) string {
 		set, unset, mark := fmt.Sprintf(m.set, n), fmt.Sprintf(m.unset, n), fmt.Sprintf(m.mark, n)
 		g.eventually(m.args[0]+" tells of a mark", func() error {
 			_, err := sh(ctx, set)
-			if err == nil && !strings.Contains(m.told(), mark) {
-				err = fmt.Errorf("no %q in %s", mark, m.told())
+			if err == nil && !strings.Contains(m.String(), mark) {
+				err = fmt.Errorf("no %q in %s", mark, m.String())
 			}
 			// Before it listens it misses marks: each one is made anew.
 			_, e := sh(ctx, unset)
@@ -264,7 +249,7 @@ func (m *monitor) during(g *gateway, f func()) string {
 	mark(8)
 	f()
 	mark(9)
-	return m.told()
+	return m.String()
 }
 
 // keeps runs a function, during which neither an address goes from the link nor the table from the kernel.

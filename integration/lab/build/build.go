@@ -1,6 +1,6 @@
 // Package build compiles the programs that the lab runs from their released Go modules, once,
-// into the user's cache folder. It owns the nested modules under modules/ and what it builds; it
-// knows nothing of how the programs are run.
+// into the user's cache folder. It owns the nested modules under modules/ and the programs; it
+// knows nothing of how these are run.
 package build
 
 import (

@@ -1,6 +1,6 @@
-// Package cache keeps what the lab downloads and builds, in the user's cache folder. It owns the folder
-// and its locks: of several processes that need the same thing at once, one makes it. It knows nothing of
-// what is in there.
+// Package cache keeps files and folders that the lab makes once, in the user's cache folder. It owns that folder
+// and its locks: of several processes that need the same entry at once, one makes it. It knows nothing of
+// the entries.
 package cache
 
 import (
@@ -24,8 +24,9 @@ func Dir() (string, error) {
 	return dir, os.MkdirAll(dir, 0o755)
 }
 
-// Once returns the path of a file or folder of the cache. Unless it is there, fill makes it under a temporary path in the
-// same folder: what has its name is complete. log is told of another process that makes it.
+// Once returns the path of an entry, a file or a folder. fill makes it if it isn't there. The path that fill gets is a
+// temporary one, and the entry is renamed at the end: an entry with its name is complete. log gets a line when another
+// process makes the entry; it may be nil.
 func Once(ctx context.Context, name string, log io.Writer, fill func(path string) error) (path string, err error) {
 	dir, err := Dir()
 	if err != nil {
@@ -53,7 +54,7 @@ func Once(ctx context.Context, name string, log io.Writer, fill func(path string
 	return path, os.Rename(unfinished, path)
 }
 
-// Lock takes the file lock at path, and tells log what it waits for when somebody else has it.
+// Lock takes the file lock at path. log gets a line when another process has it; it may be nil.
 func Lock(ctx context.Context, path string, log io.Writer) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
 	if err != nil {

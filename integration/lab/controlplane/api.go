@@ -39,7 +39,7 @@ type Options struct {
 	// Dir takes certificates, data and logs. Empty means a new temporary directory, which Stop
 	// removes.
 	Dir string
-	// Data is a file with what the cluster has at first, as SaveData wrote it. The default is none: it is new.
+	// Data is a file of SaveData with the objects that the cluster begins with. The default is none: the cluster is new.
 	Data string
 	// KubernetesVersion is as in build.Builder.
 	KubernetesVersion string

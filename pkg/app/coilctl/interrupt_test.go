@@ -1,7 +1,6 @@
 package coilctl
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,7 +42,7 @@ type tested struct {
 	there bool
 	asked []string
 	// written is what the program has written to the standard error.
-	written bytes.Buffer
+	written testkit.Buffer
 }
 
 // ServeHTTP implements http.Handler.
@@ -88,24 +87,11 @@ func (a *tested) ServeHTTP(out http.ResponseWriter, in *http.Request) {
 	_ = json.NewEncoder(out).Encode(object)
 }
 
-// Write implements io.Writer for the standard error.
-func (a *tested) Write(p []byte) (int, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.written.Write(p)
-}
-
 // deletes says whether it was asked to delete the pod or a namespace.
 func (a *tested) deletes(name string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.ContainsFunc(a.asked, func(r string) bool { return strings.HasPrefix(r, http.MethodDelete) && strings.HasSuffix(r, "/"+name) })
-}
-
-func (a *tested) said() string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.written.String()
 }
 
 // process is a process of coilctl selftest whose pod has been made.
@@ -129,7 +115,7 @@ func start(t *testing.T, held bool, command ...string) *process {
 	command = append(command, testkit.Must(os.Executable())(t), "selftest", "--server="+api.URL)
 	r.cmd = exec.CommandContext(t.Context(), command[0], append(command[1:], "--timeout=1s")...)
 	r.cmd.Env = append(os.Environ(), asProgram+"=1", "KUBECONFIG="+t.TempDir()+"/none")
-	r.cmd.Stderr = r.tested
+	r.cmd.Stderr = &r.written
 	read, write, err := os.Pipe()
 	testkit.Check(t, err)
 	t.Cleanup(func() { read.Close() })
@@ -157,7 +143,7 @@ func (r *process) until(what string, so func() bool) {
 		if so() {
 			return nil
 		}
-		return fmt.Errorf("it says %q", r.said())
+		return fmt.Errorf("it says %q", r.written.String())
 	})
 }
 
@@ -170,7 +156,7 @@ func (r *process) signal(s syscall.Signal) {
 func (r *process) tells() {
 	r.t.Helper()
 	r.until("it says what is left", func() bool {
-		return strings.HasPrefix(r.said(), "Interrupted: the pods of Namespace "+r.left+" are being removed, ") && strings.Contains(r.said(), "kubectl delete namespace "+r.left+" removes the rest\n")
+		return strings.HasPrefix(r.written.String(), "Interrupted: the pods of Namespace "+r.left+" are being removed, ") && strings.Contains(r.written.String(), "kubectl delete namespace "+r.left+" removes the rest\n")
 	})
 }
 
@@ -178,8 +164,8 @@ func (r *process) tells() {
 func (r *process) removes(says string) {
 	r.t.Helper()
 	var failed *exec.ExitError
-	if err := r.cmd.Wait(); !errors.As(err, &failed) || failed.ExitCode() != 1 || !strings.HasSuffix(r.said(), says) {
-		r.t.Errorf("it has ended with %v, and said %q", err, r.said())
+	if err := r.cmd.Wait(); !errors.As(err, &failed) || failed.ExitCode() != 1 || !strings.HasSuffix(r.written.String(), says) {
+		r.t.Errorf("it has ended with %v, and said %q", err, r.written.String())
 	}
 	if r.made() || !r.deletes(r.left) {
 		r.t.Errorf("it leaves Namespace %s: the pod is there: %t", r.left, r.made())

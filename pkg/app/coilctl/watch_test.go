@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -26,27 +25,7 @@ type watching struct {
 	t     *testing.T
 	lines chan string
 	code  chan int
-	err   said
-}
-
-// said is what a command that goes on has written.
-type said struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-// Write implements io.Writer.
-func (s *said) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
-}
-
-// String returns all of it.
-func (s *said) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
+	err   testkit.Buffer
 }
 
 // watch starts a command with --watch that writes to out, whose other end is read.

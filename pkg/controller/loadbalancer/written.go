@@ -11,8 +11,8 @@ import (
 // eventTime is for how long the event of a write is waited for, at least.
 const eventTime = time.Minute
 
-// written knows objects that the controller has written into: a cache, or whoever has read it before the event of the write came, has an old one, and
-// another write would be refused as a conflict. It is safe for concurrent use.
+// written knows the objects that the controller has written into. Until the event of the write comes, the cache has an old one, and so has a step that read the
+// cache before: another write would be refused as a conflict. It is safe for concurrent use.
 type written struct {
 	mu sync.Mutex
 	// recent are resource versions that were read before a write, by UID, and earlier those of the time before began.
