@@ -16,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -121,17 +122,27 @@ func (g *gateway) eventually(what string, cond func() error) {
 // service makes a Service of both families, and returns its addresses as soon as it tells them.
 func (g *gateway) service(name string) []string {
 	g.Helper()
-	services := g.core.CoreV1().Services(namespace)
-	testkit.Must(services.Create(g.Context(), &corev1.Service{
+	g.create(name)
+	return g.addresses(name)
+}
+
+// create makes a Service of both families.
+func (g *gateway) create(name string) {
+	g.Helper()
+	testkit.Must(g.core.CoreV1().Services(namespace).Create(g.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{loadbalancer.AnnotationSharing: loadbalancer.SharingNone}},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(loadbalancer.Class), AllocateLoadBalancerNodePorts: new(false),
 			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack), Ports: []corev1.ServicePort{{Port: 80}},
 		},
 	}, metav1.CreateOptions{}))(g.T)
-	var all []string
+}
+
+// addresses returns the addresses of a Service as soon as it tells them.
+func (g *gateway) addresses(name string) (all []string) {
+	g.Helper()
 	g.eventually("Service "+name+" tells its addresses", func() error {
-		s, err := services.Get(g.Context(), name, metav1.GetOptions{})
+		s, err := g.core.CoreV1().Services(namespace).Get(g.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -287,10 +298,22 @@ func testInstalled(t *testing.T) {
 	}
 	t.Logf("systemd-analyze security: %s", g.sh("systemd-analyze security --no-pager coil-lb-agent.service | tail -n 1"))
 	g.ready("before keepalived")
+	g.create("one")
+	g.eventually("a Service says that keepalived doesn't run", func() error {
+		s, err := g.core.CoreV1().Services(namespace).Get(g.Context(), "one", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		served := meta.FindStatusCondition(s.Status.Conditions, loadbalancer.ConditionServed)
+		if served == nil || served.Reason != loadbalancer.ReasonRefused || !strings.Contains(served.Message, "keepalived isn't running: start it") {
+			return fmt.Errorf("%+v", s.Status)
+		}
+		return nil
+	})
 	g.sh(script(keepalivedFile))
 	// What an admin has installed is on the disk by the time that power is cut; the programs look after their own files.
 	g.sh("sync")
-	addresses := g.service("one")
+	addresses := g.addresses("one")
 	g.has("at first", addresses)
 	g.applied("at first")
 	g.confined()

@@ -6,11 +6,11 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -31,9 +31,10 @@ type contact struct {
 	silent bool
 }
 
-// gatewayChanged looks at the Services of a gateway: at those that wait for it, and at those that it can't serve, unless it serves other pools than before.
+// gatewayChanged looks at the Services of a gateway: at those that wait for it, and at those that it can't serve. It looks at all if the gateway serves other pools than before,
+// or if what the gateway says is about any Service.
 func (c *Controller) gatewayChanged(before, after *v2.LoadBalancerGateway) {
-	if before == nil || after == nil || !slices.Equal(before.Spec.Pools, after.Spec.Pools) {
+	if before == nil || after == nil || !slices.Equal(before.Spec.Pools, after.Spec.Pools) || loadbalancer.RefusalOfAll(before) != loadbalancer.RefusalOfAll(after) {
 		c.stepAll()
 	}
 	keys := map[types.NamespacedName]bool{}
@@ -102,12 +103,12 @@ func (c *Controller) silent(name string) bool {
 }
 
 // noteWaiting notes whether a Service waits for gateways.
-func (c *Controller) noteWaiting(s *corev1.Service, waits bool) {
+func (c *Controller) noteWaiting(key types.NamespacedName, waits bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if waits {
-		c.heard.waiting[keyOf(s)] = true
+		c.heard.waiting[key] = true
 	} else {
-		delete(c.heard.waiting, keyOf(s))
+		delete(c.heard.waiting, key)
 	}
 }

@@ -97,6 +97,67 @@ func TestServedByGateways(t *testing.T) {
 	})
 }
 
+// A gateway that can do nothing for any Service, such as one whose keepalived doesn't run, names no Service. All of them say so, and say when it can again.
+func TestGatewayWithoutKeepalived(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		says := func(when, address, want string) {
+			t.Helper()
+			s := sc.find("a")
+			if c := meta.FindStatusCondition(s.Status.Conditions, loadbalancer.ConditionServed); c == nil || c.Reason+": "+c.Message != want || told(s) != address {
+				t.Errorf("%s: %q, %+v; want %q, %q", when, told(s), c, address, want)
+			}
+		}
+		applied := func(name string, status metav1.ConditionStatus, reason, message string) {
+			sc.does(name)
+			sc.gateway(name, func(g *v2.LoadBalancerGateway) {
+				meta.SetStatusCondition(&g.Status.Conditions, metav1.Condition{Type: v2.GatewayApplied, Status: status, Reason: reason, Message: message})
+			})
+			sc.run(time.Second)
+		}
+		sc.announce = v2.AnnounceGateway
+		applied("gw1", metav1.ConditionFalse, v2.ReasonVRRPFailed, "keepalived isn't running")
+		sc.service("a", nil)
+		sc.run(5 * time.Second)
+		says("before keepalived is started", "", "GatewayError: No gateway serves the Service; gateway gw1: keepalived isn't running")
+		applied("gw1", metav1.ConditionTrue, v2.ReasonAllServed, "The machine serves all Services")
+		says("when it is started", "192.0.2.0", "Served: Gateways serve the address: gw1")
+		applied("gw1", metav1.ConditionFalse, v2.ReasonVRRPFailed, "keepalived isn't running")
+		says("when it is stopped", "192.0.2.0", "GatewayError: No gateway serves the Service; gateway gw1: keepalived isn't running")
+		applied("gw1", metav1.ConditionFalse, v2.ReasonKernelRefused, "no such file")
+		says("when the kernel refuses the rules, too", "192.0.2.0", "GatewayError: No gateway serves the Service; gateway gw1: no such file")
+		applied("gw2", metav1.ConditionTrue, v2.ReasonAllServed, "The machine serves all Services")
+		says("with another gateway", "192.0.2.0", "Served: Gateways serve the address: gw2; gateway gw1: no such file")
+		applied("gw1", metav1.ConditionTrue, v2.ReasonAllServed, "The machine serves all Services")
+		says("when all is well", "192.0.2.0", "Served: Gateways serve the address: gw1, gw2")
+	})
+}
+
+// Only Services that exist, and are the controller's, are looked at when a gateway tells that it is there.
+func TestGoneServicesWaitForNoGateway(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.announce = v2.AnnounceGateway
+		sc.gateway("gw1", nil)
+		for _, name := range []string{"deleted", "of another type", "that waits"} {
+			sc.service(name, nil)
+		}
+		waiting := func() int {
+			sc.mu.Lock()
+			defer sc.mu.Unlock()
+			return len(sc.heard.waiting)
+		}
+		sc.run(5 * time.Second)
+		if n := waiting(); n != 3 {
+			t.Errorf("%d Services wait for the gateway, want 3", n)
+		}
+		sc.service("deleted", deleted)
+		sc.service("of another type", func(s *corev1.Service) { s.Spec.Type, s.Spec.LoadBalancerClass = corev1.ServiceTypeClusterIP, nil })
+		sc.run(5 * time.Second)
+		if n := waiting(); n != 1 {
+			t.Errorf("%d Services wait for the gateway, want 1", n)
+		}
+	})
+}
+
 // A change of a Service that gateways follow within seconds is written once: nothing says that it waits.
 func TestGatewaysFollowSoon(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {

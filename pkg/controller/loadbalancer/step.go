@@ -24,6 +24,7 @@ import (
 
 // step makes the next write into a Service, whose event leads to the one after it.
 func (c *Controller) step(ctx context.Context, key types.NamespacedName) error {
+	c.noteWaiting(key, false) // it is noted again below
 	s := c.services.Find(key.String())
 	if s == nil || c.written.has(s) {
 		return nil
@@ -154,10 +155,10 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 	}
 	has := loadbalancer.Assigned(claim)
 	want.Addresses, want.FloatingIP, want.Assigned = has.Addresses, has.FloatingIP, has.Assigned
-	c.noteWaiting(s, true) // before gateways are read: of those that change meanwhile it is told
+	c.noteWaiting(keyOf(s), true) // before gateways are read: of those that change meanwhile it is told
 	at := c.site(claim)
 	want.Serving.Reason, want.Serving.Message = at.Served(s)
-	c.noteWaiting(s, want.Serving.Reason == loadbalancer.ReasonGateway)
+	c.noteWaiting(keyOf(s), want.Serving.Reason == loadbalancer.ReasonGateway)
 	if want.Serving.Reason == loadbalancer.ReasonServed {
 		want.Served, want.Serving.Status = true, metav1.ConditionTrue
 		if drops := at.Drops(); drops != "" { // the others serve it

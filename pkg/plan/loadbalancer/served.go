@@ -130,6 +130,11 @@ func Refusal(g *v2.LoadBalancerGateway, s *corev1.Service) string {
 	if i := slices.IndexFunc(g.Status.Errors, func(e v2.GatewayError) bool { return e.Service == s.Namespace+"/"+s.Name }); i >= 0 {
 		return g.Status.Errors[i].Message
 	}
+	return RefusalOfAll(g)
+}
+
+// RefusalOfAll says why a gateway can't serve any Service, in its own words; empty if it can.
+func RefusalOfAll(g *v2.LoadBalancerGateway) string {
 	if does := meta.FindStatusCondition(g.Status.Conditions, v2.GatewayApplied); does != nil && (does.Reason == v2.ReasonKernelRefused || does.Reason == v2.ReasonVRRPFailed) {
 		return does.Message
 	}
