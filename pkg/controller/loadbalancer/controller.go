@@ -179,7 +179,6 @@ func (c *Controller) register() (err error) {
 }
 
 func (c *Controller) serviceChanged(s *corev1.Service) {
-	c.written.forget(s)
 	c.steps.Add(keyOf(s))
 	c.placeOf(s)
 	c.replan()
@@ -200,7 +199,6 @@ func (c *Controller) blockChanged(before, after *v2.AddressBlock) {
 		if b == nil {
 			continue
 		}
-		c.written.forget(b)
 		for _, claim := range claimOf(c.cfg.Namespace, b) {
 			c.places.Add(claim)
 			c.changed(claim)
