@@ -45,7 +45,7 @@ func TestRunScales(t *testing.T) {
 	slow := func(context.Context) (speed, error) {
 		return speed{3 * reference.compute, reference.exec, reference.fsync}, nil
 	}
-	out, err := runOf(t, weather, options{packages: []string{"./late"}, run: "TestSteady", measure: slow})
+	out, err := runOf(t.Context(), t, weather, options{packages: []string{"./late"}, run: "TestSteady", measure: slow})
 	if err != nil {
 		t.Error(err)
 	}
@@ -55,7 +55,7 @@ func TestRunScales(t *testing.T) {
 		}
 	}
 	broken := func(context.Context) (speed, error) { return speed{}, os.ErrPermission }
-	if _, err := runOf(t, weather, options{packages: []string{"./late"}, measure: broken}); !errors.Is(err, os.ErrPermission) {
+	if _, err := runOf(t.Context(), t, weather, options{packages: []string{"./late"}, measure: broken}); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("a machine that can't be measured: %v", err)
 	}
 }

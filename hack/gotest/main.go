@@ -277,8 +277,9 @@ func test(ctx context.Context, o options, r *report, h how, packages []string, f
 	}
 	cmd := goCommand(ctx, o, h, append(args, packages...)...)
 	cmd.Stderr = os.Stderr
-	// Tests have things to clean up: they get an interrupt first.
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	// Tests have things to clean up: they get an interrupt first, as from a terminal, which the go command doesn't pass on.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = time.Minute
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {

@@ -234,7 +234,7 @@ func TestRepeat(t *testing.T) {
 			}
 			t.Setenv(scaleEnv, "")
 			tt.options.history = filepath.Join(t.TempDir(), "history.json")
-			out, err := runOf(t, weather, tt.options)
+			out, err := runOf(t.Context(), t, weather, tt.options)
 			if tt.fails != errors.Is(err, errFailed) || !tt.fails && err != nil {
 				t.Errorf("error %v, want failed tests: %v", err, tt.fails)
 			}
@@ -258,7 +258,7 @@ func TestUnsteadyAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "history.json")
 	o := options{packages: []string{"./late"}, run: "TestLate|TestSteady", again: time.Hour, tolerated: 3, history: path}
 	for n, want := range []string{"unsteady in 1 of its last 1 runs\n", "unsteady in 2 of its last 2 runs -- MEND IT FIRST\n"} {
-		out, err := runOf(t, weather, o)
+		out, err := runOf(t.Context(), t, weather, o)
 		if err != nil || !strings.Contains(out, want) {
 			t.Errorf("run %d: %v, and the output lacks %q", n+1, err, want)
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -58,11 +59,11 @@ func asReference(context.Context) (speed, error) { return reference, nil }
 // runIn runs gotest on packages of a copy of sources and returns its output.
 func runIn(t *testing.T, o options) (string, error) {
 	t.Helper()
-	return runOf(t, sources, o)
+	return runOf(t.Context(), t, sources, o)
 }
 
 // runOf runs gotest on packages of a module.
-func runOf(t *testing.T, files map[string]string, o options) (string, error) {
+func runOf(ctx context.Context, t *testing.T, files map[string]string, o options) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	write(t, dir, files)
@@ -72,7 +73,7 @@ func runOf(t *testing.T, files map[string]string, o options) (string, error) {
 		o.measure = asReference
 	}
 	var out strings.Builder
-	err := run(t.Context(), o, &out)
+	err := run(ctx, o, &out)
 	t.Log(out.String())
 	return out.String(), err
 }
@@ -186,6 +187,41 @@ func TestRunEndsWhenInterrupted(t *testing.T) {
 	}
 }
 
+// A test that is running when the run is interrupted is told so, and can clean up: the go command doesn't pass a signal on.
+func TestRunInterruptsTests(t *testing.T) {
+	dir := t.TempDir()
+	runs, cleaned := filepath.Join(dir, "runs"), filepath.Join(dir, "cleaned")
+	files := map[string]string{"go.mod": "module example.org/m\n\ngo 1.26\n", "waits/waits_test.go": fmt.Sprintf(`package waits
+import ("os"; "os/signal"; "testing"; "time")
+func TestWaits(t *testing.T) {
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt)
+	os.WriteFile(%q, nil, 0o644)
+	select {
+	case <-interrupted:
+		os.WriteFile(%q, nil, 0o644)
+	case <-time.After(time.Minute):
+	}
+}
+`, runs, cleaned)}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		defer cancel()
+		for !exists(runs) && ctx.Err() == nil {
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	if out, err := runOf(ctx, t, files, options{packages: []string{"./..."}}); !errors.Is(err, context.Canceled) || !exists(cleaned) {
+		t.Errorf("error %v, want %v; the test was interrupted: %t\n%s", err, context.Canceled, exists(cleaned), out)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 func TestSplit(t *testing.T) {
 	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster", "m/integration/upgrade", "m/integration/routes", "m/pkg/app/coil", "m/pkg/app/coild", "m/pkg/podnet", "m/pkg/kernel/nft"})
 	want := parts{
@@ -204,7 +240,7 @@ func TestLightComesLast(t *testing.T) {
 	files := maps.Clone(sources)
 	files["integration/egress/egress_test.go"] = "package egress\nimport (\"testing\"; \"time\")\nfunc TestMachine(t *testing.T) { time.Sleep(time.Second) }\n"
 	for tiers, first := range map[string]string{"netns": "integration/skips", "vm": "integration/egress"} {
-		out, err := runOf(t, files, options{packages: []string{"./good", "./integration/..."}, tiers: tiers})
+		out, err := runOf(t.Context(), t, files, options{packages: []string{"./good", "./integration/..."}, tiers: tiers})
 		before, light := strings.Index(out, "ok   example.org/m/"+first), strings.Index(out, "ok   example.org/m/good")
 		if err != nil || before < 0 || light < before {
 			t.Errorf("%s: error %v; at %d is what comes first, at %d what comes last", tiers, err, before, light)
