@@ -12,6 +12,9 @@ ARGS ?=
 # For how long "make fuzz" runs each function.
 FUZZTIME ?= 5m
 
+# Compiled packages don't depend on the path of the checkout: another checkout finds them in the cache.
+export GOFLAGS += -trimpath
+
 GOTEST = go run ./hack/gotest
 LAB = go run ./integration/lab
 FUZZ = go run ./hack/fuzz

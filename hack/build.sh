@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Compiles every package, and the programs into build/bin. They are static as in
-# the image; only -trimpath is missing, with which nothing that tests and linters
-# compile could be shared. Without grpc's tracing the linker can leave out methods
-# that nobody calls: a quarter of coild.
+# the image. Without grpc's tracing the linker can leave out methods that nobody
+# calls: a quarter of coild.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

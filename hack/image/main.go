@@ -33,7 +33,6 @@ func run(ctx context.Context, args []string) error {
 	name := fs.String("name", "localhost/coil:dev", "full name and tag of the image")
 	output := fs.String("output", "build/coil-image.tar", "the archive to write")
 	arch := fs.String("arch", runtime.GOARCH, "GOARCH of the programs")
-	trimpath := fs.Bool("trimpath", true, "keep this machine's paths out of the programs; without it, nothing is compiled again that tests have compiled")
 	kept := fs.String("programs", "", "folder for the programs; one that is up to date there isn't linked again; by default a temporary one")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -51,7 +50,7 @@ func run(ctx context.Context, args []string) error {
 	} else if err := os.MkdirAll(bin, 0o755); err != nil {
 		return err
 	}
-	b := pack.Build{Root: ".", Flags: []string{fmt.Sprintf("-trimpath=%t", *trimpath)}}
+	b := pack.Build{Root: "."}
 	programs, err := b.Image(ctx, *arch, bin)
 	if err != nil {
 		return err

@@ -46,8 +46,6 @@ type Build struct {
 	Root string
 	// Version is the version that programs print. If it is empty, they print the one that the go command finds in git.
 	Version string
-	// Flags are more of the go command's.
-	Flags []string
 }
 
 // Image compiles for Linux, into dir, every program of cmd/ but the Tools, and returns them as files of the
@@ -104,7 +102,7 @@ func (b Build) compile(ctx context.Context, system, out string, names ...string)
 			ldflags += " -X=" + variable + "=" + b.Version
 		}
 	}
-	args := append([]string{"build", "-tags=grpcnotrace", "-ldflags=" + ldflags, "-o", out}, b.Flags...)
+	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags=" + ldflags, "-o", out}
 	if b.Version != "" || Revision(ctx, b.Root) == "" {
 		// What git says depends on the tags that this clone has, and outside of a usable repository the go command
 		// would end instead of leaving it out.

@@ -83,7 +83,7 @@ func (r release) make(ctx context.Context, archs []string) error {
 			return err
 		}
 	}
-	b := pack.Build{Root: ".", Version: r.version, Flags: []string{"-trimpath"}}
+	b := pack.Build{Root: ".", Version: r.version}
 	for _, arch := range archs {
 		if err := r.programs(ctx, b, arch); err != nil {
 			return err

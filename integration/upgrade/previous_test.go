@@ -53,7 +53,7 @@ func versions(t *testing.T) (old, now version) {
 
 // pack builds the image of a revision by that revision's own program.
 func (v version) pack(ctx context.Context, archive string) error {
-	cmd := exec.CommandContext(ctx, "go", "run", "./hack/image", "-trimpath=false", "-name="+v.image(), "-output="+archive)
+	cmd := exec.CommandContext(ctx, "go", "run", "./hack/image", "-name="+v.image(), "-output="+archive)
 	cmd.Dir, cmd.Env = v.root, append(os.Environ(), "GOFLAGS=-buildvcs=false")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the image of version %q: %w\n%s", v.name, err, out)

@@ -299,13 +299,13 @@ func testInstalled(t *testing.T) {
 	t.Logf("systemd-analyze security: %s", g.sh("systemd-analyze security --no-pager coil-lb-agent.service | tail -n 1"))
 	g.ready("before keepalived")
 	g.create("one")
-	g.eventually("a Service says that keepalived doesn't run", func() error {
+	g.eventually("a Service says that keepalived isn't set up", func() error {
 		s, err := g.core.CoreV1().Services(namespace).Get(g.Context(), "one", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		served := meta.FindStatusCondition(s.Status.Conditions, loadbalancer.ConditionServed)
-		if served == nil || served.Reason != loadbalancer.ReasonRefused || !strings.Contains(served.Message, "keepalived isn't running: start it") {
+		if served == nil || served.Reason != loadbalancer.ReasonRefused || !strings.Contains(served.Message, "keepalived.conf doesn't include") {
 			return fmt.Errorf("%+v", s.Status)
 		}
 		return nil

@@ -128,7 +128,7 @@ func (b *Builder) Own(ctx context.Context, pkg string, tags ...string) (string, 
 			return "", err
 		}
 	}
-	cmd := goCommand(ctx, root, "build", "-buildvcs=false", "-tags="+strings.Join(append([]string{"grpcnotrace"}, tags...), ","), "-ldflags=-s -w", "-o", tmp, "./"+pkg)
+	cmd := goCommand(ctx, root, "build", "-trimpath", "-buildvcs=false", "-tags="+strings.Join(append([]string{"grpcnotrace"}, tags...), ","), "-ldflags=-s -w", "-o", tmp, "./"+pkg)
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, msg)
 	}
@@ -185,7 +185,7 @@ func (b *Builder) compile(ctx context.Context, m module, dir, name string) error
 	}
 	defer os.RemoveAll(tmp)
 	out := filepath.Join(tmp, name)
-	args := append([]string{"build", "-v"}, m.flags()...)
+	args := append([]string{"build", "-v", "-trimpath"}, m.flags()...)
 	cmd := goCommand(ctx, m.dir, append(args, "-o", out, m.packages[name])...)
 	p := newProgress(b.log(), name+" "+m.version)
 	cmd.Stderr = p

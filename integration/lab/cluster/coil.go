@@ -38,8 +38,7 @@ func (o *Options) AddCoil(ctx context.Context) error {
 	return nil
 }
 
-// BuildImage builds the image of this repository's Coil into an archive. It is that of "make image", but with this
-// machine's paths in the programs: so nothing is compiled again that tests have compiled. The programs are kept in a
+// BuildImage builds the image of this repository's Coil into an archive, as "make image" does. The programs are kept in a
 // folder, one build after the other, so that none is linked again before its source has changed.
 func BuildImage(ctx context.Context, name, archive string, log io.Writer) (err error) {
 	root, err := build.Root()
@@ -53,7 +52,7 @@ func BuildImage(ctx context.Context, name, archive string, log io.Writer) (err e
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 	fmt.Fprintln(log, "building Coil's image")
-	cmd := exec.CommandContext(ctx, "go", "run", "./hack/image", "-trimpath=false", "-programs="+programs, "-name="+name, "-output="+archive)
+	cmd := exec.CommandContext(ctx, "go", "run", "./hack/image", "-programs="+programs, "-name="+name, "-output="+archive)
 	cmd.Dir = root
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Run(); err != nil {
