@@ -2,10 +2,10 @@ package loadbalancer
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -31,10 +31,10 @@ type contact struct {
 	silent bool
 }
 
-// gatewayChanged looks at the Services of a gateway: at those that wait for it, and at those that it can't serve. It looks at all if the gateway serves other pools than before,
-// or if what the gateway says is about any Service.
+// gatewayChanged looks at the Services of a gateway: at those that wait for it, and at those that it can't serve. It looks at all if its spec changes, or what it
+// says of any Service.
 func (c *Controller) gatewayChanged(before, after *v2.LoadBalancerGateway) {
-	if before == nil || after == nil || !slices.Equal(before.Spec.Pools, after.Spec.Pools) || loadbalancer.RefusalOfAll(before) != loadbalancer.RefusalOfAll(after) {
+	if before == nil || after == nil || !equality.Semantic.DeepEqual(before.Spec, after.Spec) || loadbalancer.RefusalOfAll(before) != loadbalancer.RefusalOfAll(after) {
 		c.stepAll()
 	}
 	keys := map[types.NamespacedName]bool{}

@@ -1,6 +1,7 @@
 package loadbalancer
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -18,7 +19,7 @@ import (
 func (sc *scene) gateway(name string, change func(*v2.LoadBalancerGateway)) {
 	g := fakeapi.Find[*v2.LoadBalancerGateway](sc.s, gatewayResource, name)
 	if g == nil {
-		g = &v2.LoadBalancerGateway{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v2.LoadBalancerGatewaySpec{Pools: []string{"default"}}}
+		g = &v2.LoadBalancerGateway{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v2.LoadBalancerGatewaySpec{Pools: []string{"default"}, Endpoints: v2.EndpointsPod}}
 	}
 	if change != nil {
 		change(g)
@@ -129,6 +130,37 @@ func TestGatewayWithoutKeepalived(t *testing.T) {
 		says("with another gateway", "192.0.2.0", "Served: Gateways serve the address: gw2; gateway gw1: no such file")
 		applied("gw1", metav1.ConditionTrue, v2.ReasonAllServed, "The machine serves all Services")
 		says("when all is well", "192.0.2.0", "Served: Gateways serve the address: gw1, gw2")
+	})
+}
+
+// A Service says that a gateway can't serve it, also if the gateway can't serve more than it lists. It is looked at when the gateway's spec changes.
+func TestGatewayListsNoMore(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		says := func(when, address, want string) {
+			t.Helper()
+			s := sc.find("z")
+			if c := meta.FindStatusCondition(s.Status.Conditions, loadbalancer.ConditionServed); c == nil || c.Reason != want || told(s) != address {
+				t.Errorf("%s: %q, %+v; want %q, %q", when, told(s), c, address, want)
+			}
+		}
+		sc.announce = v2.AnnounceGateway
+		sc.gateway("gw1", func(g *v2.LoadBalancerGateway) {
+			g.Spec.Endpoints = v2.EndpointsNodePort
+			for i := range v2.MaxGatewayErrors {
+				g.Status.Errors = append(g.Status.Errors, v2.GatewayError{Service: fmt.Sprint("shop/", i), Message: "port 80 has no NodePort"})
+			}
+		})
+		sc.service("z", nil)
+		sc.run(5 * time.Second)
+		sc.does("gw1")
+		sc.run(time.Second)
+		says("without a NodePort", "", "GatewayError")
+		sc.service("z", func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 30080 })
+		sc.run(time.Second)
+		says("with one", "192.0.2.0", "Served")
+		sc.gateway("gw1", func(g *v2.LoadBalancerGateway) { g.Spec.Endpoints = v2.EndpointsClusterIP })
+		sc.run(time.Second)
+		says("at ClusterIPs", "192.0.2.0", "GatewayError")
 	})
 }
 

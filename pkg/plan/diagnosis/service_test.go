@@ -41,7 +41,7 @@ func serviceWorld() *ServiceFacts {
 		},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(loadbalancer.Class), IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-			Ports: []corev1.ServicePort{{Name: "https", Port: 443}}, Selector: map[string]string{"app": "web"},
+			Ports: []corev1.ServicePort{{Name: "https", Port: 443, NodePort: 30443}}, Selector: map[string]string{"app": "web"},
 		},
 	}
 	f.Service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.7"}}

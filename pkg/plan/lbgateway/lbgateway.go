@@ -66,6 +66,9 @@ func NodesOf(all []*corev1.Node) Nodes {
 // Forwards returns the forwards of a Service, sorted. A place whose port or family the Service hasn't has none. An error says why the Service can't be served as it is, and what
 // to do.
 func Forwards(f Facts) ([]Forward, error) {
+	if err := loadbalancer.Unservable(f.Spec, f.Service); err != nil {
+		return nil, err
+	}
 	sources, err := sourcesOf(f.Service)
 	if err != nil {
 		return nil, err
@@ -88,9 +91,7 @@ func Forwards(f Facts) ([]Forward, error) {
 		to := Forward{Frontend: ruleset.Frontend{
 			Address: at.Address, Port: ruleset.Port{Protocol: plan.Protocols[at.Protocol], Port: uint16(at.Port)}, Affinity: affinity(f.Service), Sources: sources,
 		}}
-		if to.Endpoints, to.Draining, err = f.endpoints(f.Service.Spec.Ports[i], dataplane.FamilyOf(at.Address)); err != nil {
-			return nil, err
-		}
+		to.Endpoints, to.Draining = f.endpoints(f.Service.Spec.Ports[i], dataplane.FamilyOf(at.Address))
 		all = append(all, to)
 	}
 	slices.SortFunc(all, func(a, b Forward) int {
@@ -113,16 +114,13 @@ func affinity(s *corev1.Service) time.Duration {
 
 // sourcesOf are the clients that a Service lets in, nil for all.
 func sourcesOf(s *corev1.Service) ([]netipx.IPRange, error) {
-	if len(s.Spec.LoadBalancerSourceRanges) == 0 {
-		return nil, nil
+	ranges, err := loadbalancer.SourceRanges(s)
+	if err != nil || len(ranges) == 0 {
+		return nil, err
 	}
 	var b netipx.IPSetBuilder
-	for _, text := range s.Spec.LoadBalancerSourceRanges {
-		p, err := netip.ParsePrefix(text)
-		if err != nil {
-			return nil, fmt.Errorf("spec.loadBalancerSourceRanges has %q: write a range such as 192.0.2.0/24", text)
-		}
-		b.AddPrefix(p.Masked())
+	for _, p := range ranges {
+		b.AddPrefix(p)
 	}
 	all, err := b.IPSet()
 	if err != nil {
@@ -132,40 +130,32 @@ func sourcesOf(s *corev1.Service) ([]netipx.IPRange, error) {
 }
 
 // endpoints are those of a port in a family, sorted.
-func (f Facts) endpoints(p corev1.ServicePort, family dataplane.Family) (ready, draining []netip.AddrPort, err error) {
+func (f Facts) endpoints(p corev1.ServicePort, family dataplane.Family) (ready, draining []netip.AddrPort) {
 	switch f.Spec.Endpoints {
 	case v2.EndpointsClusterIP:
-		ready, err = f.clusterIP(p, family)
+		ready = f.clusterIP(p, family)
 	case v2.EndpointsPod:
 		ready, draining = f.pods(p, family)
 	default:
-		ready, draining, err = f.nodePorts(p, family)
+		ready, draining = f.nodePorts(p, family)
 	}
 	for _, l := range []*[]netip.AddrPort{&ready, &draining} {
 		slices.SortFunc(*l, netip.AddrPort.Compare)
 		*l = slices.Compact(*l)
 	}
-	return ready, draining, err
+	return ready, draining
 }
 
 // clusterIP is the Service's own address, as long as it has endpoints.
-func (f Facts) clusterIP(p corev1.ServicePort, family dataplane.Family) ([]netip.AddrPort, error) {
+func (f Facts) clusterIP(p corev1.ServicePort, family dataplane.Family) []netip.AddrPort {
 	if ready, draining := f.pods(p, family); len(ready)+len(draining) == 0 {
-		return nil, nil
+		return nil
 	}
-	for _, text := range f.Service.Spec.ClusterIPs {
-		if a, err := netip.ParseAddr(text); err == nil && dataplane.FamilyOf(a) == family {
-			return []netip.AddrPort{netip.AddrPortFrom(a, uint16(p.Port))}, nil
-		}
-	}
-	return nil, fmt.Errorf("the Service has no ClusterIP of %s: this gateway sends to ClusterIPs (spec.endpoints of the LoadBalancerGateway)", family)
+	return []netip.AddrPort{netip.AddrPortFrom(loadbalancer.ClusterIP(f.Service, family), uint16(p.Port))}
 }
 
 // nodePorts are the nodes that may forward to a port.
-func (f Facts) nodePorts(p corev1.ServicePort, family dataplane.Family) (ready, draining []netip.AddrPort, err error) {
-	if p.NodePort == 0 {
-		return nil, nil, fmt.Errorf("port %d has no NodePort: set spec.allocateLoadBalancerNodePorts, or have gateways send to ClusterIPs or pods (spec.endpoints of the LoadBalancerGateway)", p.Port)
-	}
+func (f Facts) nodePorts(p corev1.ServicePort, family dataplane.Family) (ready, draining []netip.AddrPort) {
 	var only map[string]bool
 	if f.Service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 		only = loadbalancer.WithEndpoints(f.Slices)
@@ -183,7 +173,7 @@ func (f Facts) nodePorts(p corev1.ServicePort, family dataplane.Family) (ready, 
 			}
 		}
 	}
-	return ready, draining, nil
+	return ready, draining
 }
 
 // pods are those that are ready. If none is, pods that still serve while they end are better than none.

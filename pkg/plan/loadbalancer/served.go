@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -123,28 +122,6 @@ func (at Site) servedByGateways(s *corev1.Service) (reason, message string) {
 		return ReasonSilent, fmt.Sprintf("The gateways of AddressPool %s may serve the address, and don't reach the API server: see whether coil-lb-agent runs there%s", pool, also)
 	}
 	return ReasonNoGateway, fmt.Sprintf("No LoadBalancerGateway names AddressPool %s in its spec.pools", pool)
-}
-
-// Refusal says why a gateway can't serve a Service, in its own words; empty if it can.
-func Refusal(g *v2.LoadBalancerGateway, s *corev1.Service) string {
-	if i := slices.IndexFunc(g.Status.Errors, func(e v2.GatewayError) bool { return e.Service == s.Namespace+"/"+s.Name }); i >= 0 {
-		return g.Status.Errors[i].Message
-	}
-	return RefusalOfAll(g)
-}
-
-// RefusalOfAll says why a gateway can't serve any Service, in its own words; empty if it can.
-func RefusalOfAll(g *v2.LoadBalancerGateway) string {
-	if does := meta.FindStatusCondition(g.Status.Conditions, v2.GatewayApplied); does != nil && (does.Reason == v2.ReasonKernelRefused || does.Reason == v2.ReasonVRRPFailed) {
-		return does.Message
-	}
-	return ""
-}
-
-// Applied says whether a gateway does what a block says.
-func Applied(g *v2.LoadBalancerGateway, b *v2.AddressBlock) bool {
-	order, err := resourceversion.CompareResourceVersion(g.Status.Applied.Blocks, b.ResourceVersion)
-	return err == nil && order >= 0
 }
 
 // Drops says which nodes that announce the address beside its holder drop its packets, and why; empty if none does.
