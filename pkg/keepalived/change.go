@@ -127,14 +127,8 @@ func (c *Change) await(ctx context.Context, as func([]InstanceState) error) erro
 
 // followed returns why the daemon's instances aren't the wanted ones.
 func (c *Change) followed(states []InstanceState) error {
-	for _, want := range c.want {
-		have, ok := named(states, want.Name)
-		if !ok {
-			return fmt.Errorf("instance %s is missing", want.Name)
-		}
-		if err := have.differs(want); err != nil {
-			return err
-		}
+	if err := (Config{c.want}).Followed(states); err != nil {
+		return err
 	}
 	return c.without(states, c.former, c.text)
 }

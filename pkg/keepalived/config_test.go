@@ -4,6 +4,7 @@ import (
 	"flag"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -62,6 +63,30 @@ func TestRender(t *testing.T) {
 	}
 	if got := instancesIn(Config{}.Render()); len(got) > 0 {
 		t.Errorf("without instances there are %q", got)
+	}
+}
+
+// The addresses that keepalived may have are those of both files, the present one and the one that may have to be gone back to.
+func TestAddressesOfFiles(t *testing.T) {
+	d := New(Options{Fragment: filepath.Join(t.TempDir(), "coil.conf")})
+	has := func(when string, want ...string) {
+		t.Helper()
+		got := testkit.Must(d.Addresses())(t)
+		slices.SortFunc(got, netip.Addr.Compare)
+		if !slices.Equal(got, addrs(want...)) {
+			t.Errorf("%s: %v, want %v", when, got, want)
+		}
+	}
+	has("without a file")
+	testkit.Check(t, os.WriteFile(d.o.Fragment, full.Render(), 0o644))
+	has("with a file", "198.51.100.9", "198.51.100.10", "2001:db8:1::1", "2001:db8:1::2")
+	former := Config{slices.Clone(full.Instances[:1])}
+	former.Instances[0].Addresses = addrs("2001:db8:1::7")
+	testkit.Check(t, os.WriteFile(d.formerPath(), former.Render(), 0o644))
+	has("with both", "198.51.100.9", "198.51.100.10", "2001:db8:1::1", "2001:db8:1::2", "2001:db8:1::7")
+	testkit.Check(t, os.Remove(d.o.Fragment), os.Mkdir(d.o.Fragment, 0o755))
+	if all, err := d.Addresses(); err == nil {
+		t.Errorf("of a folder there are %v", all)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -73,6 +74,18 @@ func New(o Options) *Daemon { return &Daemon{o: o.withDefaults()} }
 func (d *Daemon) Used() bool {
 	_, err := os.Stat(d.o.Fragment)
 	return err == nil
+}
+
+// Addresses returns the addresses that Coil's files name, in any order: keepalived may have them, whether it runs or is about to be started.
+func (d *Daemon) Addresses() (all []netip.Addr, err error) {
+	for _, path := range []string{d.o.Fragment, d.formerPath()} {
+		text, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("read which addresses keepalived may have: %w", err)
+		}
+		all = append(all, addressesIn(text)...)
+	}
+	return all, nil
 }
 
 // States returns all instances that the daemon has, those of the operator, too. It makes keepalived write

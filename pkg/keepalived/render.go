@@ -135,6 +135,19 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // seconds is a duration as keepalived reads it.
 func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) }
 
+// written matches a line of an address of an instance, of which group 1 is the address.
+var written = regexp.MustCompile(`(?m)^    (\S+)/\d+ dev \S+$`)
+
+// addressesIn returns the addresses of the instances of a text that Render wrote.
+func addressesIn(text []byte) (all []netip.Addr) {
+	for _, m := range written.FindAllSubmatch(text, -1) {
+		if a, err := netip.ParseAddr(string(m[1])); err == nil && !a.IsLinkLocalUnicast() { // not what is advertised
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 var rendered = regexp.MustCompile(`(?m)^vrrp_instance (\S+) \{$`)
 
 // instancesIn returns the names of the instances of a text that Render wrote.

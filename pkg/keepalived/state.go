@@ -160,6 +160,20 @@ func (s *InstanceState) forgetAdvertised() {
 	slices.SortFunc(s.Peers, netip.Addr.Compare)
 }
 
+// Followed returns why instances of the daemon aren't those of the configuration; nil if they are. The daemon may have others.
+func (c Config) Followed(states []InstanceState) error {
+	for _, want := range c.Instances {
+		have, ok := named(states, want.Name)
+		if !ok {
+			return fmt.Errorf("instance %s is missing", want.Name)
+		}
+		if err := have.differs(want.normal()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // differs says in what the daemon's instance isn't the wanted one, which is in normal form; nil if it is.
 func (s InstanceState) differs(want Instance) error {
 	if err := s.differsIn(want); err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/klog/v2"
 
@@ -48,10 +49,6 @@ func (g *Gateway) apply(ctx context.Context, _ struct{}) error {
 		g.again(keys)
 		return err
 	}
-	if len(changes) > 0 {
-		g.saves.AddAfter(struct{}{}, saveAfter)
-		g.forgets.AddAfter(struct{}{}, max(forgetAfter, idle*time.Duration(g.forgetting.Load())))
-	}
 	return reconcile.Later(lookAgain)
 }
 
@@ -76,8 +73,13 @@ func (g *Gateway) change(ctx context.Context, next state, changes []dataplane.Se
 	for _, a := range missing(g.does.addresses, next.addresses) {
 		g.gone[a] = true
 	}
+	changed := next.changes != g.does.changes
 	g.does = next
 	g.mu.Unlock()
+	if changed {
+		g.saves.AddAfter(struct{}{}, saveAfter)
+		g.forgets.AddAfter(struct{}{}, max(forgetAfter, idle*time.Duration(g.forgetting.Load())))
+	}
 	if g.cfg.VRRP != nil {
 		g.elects.Add(struct{}{})
 	}
@@ -182,7 +184,7 @@ func (g *Gateway) next(keys []string) (state, []dataplane.SetChange) {
 		}
 	}
 	var changes []dataplane.SetChange
-	moves := false
+	moves, drains := false, false
 	for at, was := range before {
 		if _, ok := after[at]; !ok {
 			changes = append(changes, ruleset.Change(&was.Frontend, nil)...)
@@ -193,11 +195,15 @@ func (g *Gateway) next(keys []string) (state, []dataplane.SetChange) {
 	for at, is := range after {
 		if was, ok := before[at]; ok {
 			changes = append(changes, ruleset.Change(&was.Frontend, &is.Frontend)...)
+			drains = drains || !slices.Equal(was.Draining, is.Draining)
 		} else {
 			changes = append(changes, ruleset.Change(nil, &is.Frontend)...)
 			moves = true
 		}
 		next.forwards[at] = is
+	}
+	if len(changes) > 0 || drains || !equality.Semantic.DeepEqual(next.spec, g.does.spec) {
+		next.changes++
 	}
 	if moves {
 		next.moves++

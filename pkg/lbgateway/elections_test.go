@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/keepalived"
@@ -32,8 +35,9 @@ type daemon struct {
 	asked, states, mark atomic.Int32
 
 	mu sync.Mutex // guards all below
-	// is what it does, and unguarded why an address was at the machine that nothing guarded.
+	// is what it does, wrong what it does in place of that once somebody has changed it, and unguarded why an address was at the machine that nothing guarded.
 	is        keepalived.Config
+	wrong     *keepalived.Config
 	unguarded error
 }
 
@@ -74,8 +78,15 @@ func (d *daemon) Apply(ctx context.Context, c keepalived.Config) error {
 	d.look(has)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.is = c
+	d.is, d.wrong = c, nil
 	return nil
+}
+
+// Addresses implements VRRP.
+func (d *daemon) Addresses() ([]netip.Addr, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return addressesOf(d.is), nil
 }
 
 // look notes whether an address isn't guarded.
@@ -95,8 +106,18 @@ func (d *daemon) States(context.Context) (all []keepalived.InstanceState, err er
 	d.states.Add(1)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, i := range d.is.Instances {
-		all = append(all, keepalived.InstanceState{Name: i.Name, RouterID: i.RouterID, Source: i.Source, State: keepalived.Master})
+	is := d.is
+	if d.wrong != nil {
+		is = *d.wrong
+	}
+	for _, i := range is.Instances {
+		s := keepalived.InstanceState{
+			Name: i.Name, Interface: i.Interface, RouterID: i.RouterID, Priority: i.Priority, AdvertInterval: keepalived.DefaultAdvertInterval, Source: i.Source, Peers: i.Peers, State: keepalived.Master,
+		}
+		for _, a := range i.Addresses {
+			s.Addresses = append(s.Addresses, keepalived.AddressState{Address: a, Interface: i.Interface, Assigned: true})
+		}
+		all = append(all, s)
 	}
 	return all, nil
 }
@@ -289,7 +310,6 @@ func TestStatesAreAskedSeldom(t *testing.T) {
 	sc.block(1, "a", "")
 	sc.has(d, "at first", 1)
 	sc.end()
-	sc.end = func() {}
 	looks := func(when string, want int32) {
 		t.Helper()
 		before := d.states.Load()
@@ -314,4 +334,144 @@ func TestStatesAreAskedSeldom(t *testing.T) {
 	looks("another address", 1)
 	sc.asked.at = sc.asked.at.Add(-statesEvery)
 	looks("after a minute", 1)
+}
+
+// An address that keepalived may have is guarded from the start on, whatever the machine's file says: one that keepalived keeps since it refuses to be told anything, though no
+// Service has it any more, and one that came after the file was written.
+func TestGuardsAfterStart(t *testing.T) {
+	for name, spoil := range map[string]func(sc *scene) error{
+		"an old file":   func(*scene) error { return nil },
+		"a broken file": func(sc *scene) error { return os.WriteFile(sc.file, []byte("{"), 0o600) },
+		"no file":       func(sc *scene) error { return os.Remove(sc.file) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			sc, d := newElectedScene(t)
+			sc.service("a", nil)
+			sc.endpoints("a", 0, "10.1.0.1")
+			sc.block(1, "a", "")
+			sc.has(d, "at first", 1)
+			refuses := func() (time.Duration, error) { return 0, errors.New("it doesn't do what its file says") }
+			d.takes.Store(&refuses)
+			sc.block(1, "", "")
+			sc.says("while keepalived refuses", v2.ReasonVRRPFailed, "it doesn't do what its file says")
+			sc.end()
+			testkit.Check(t, spoil(sc), sc.guards(addressesOf(d.is)))
+			testkit.Must(sc.machine.Run("nft", "flush", "ruleset"))(t)
+			sc.boot() // nothing is known of the cluster yet
+			testkit.Check(t, sc.guards(addressesOf(d.is)))
+			sc.start()
+			sc.says("while keepalived refuses, after the start", v2.ReasonVRRPFailed, "it doesn't do what its file says")
+			testkit.Check(t, sc.guards(addressesOf(d.is)))
+			d.takes.Store(nil)
+			sc.settled("when keepalived has nothing any more")
+		})
+	}
+}
+
+// stopped has a scene whose loops are called by hand, and a clock.
+func stopped(t *testing.T) (sc *scene, d *daemon, pass func(time.Duration)) {
+	t.Helper()
+	sc, d = newElectedScene(t)
+	sc.service("a", nil)
+	sc.endpoints("a", 0, "10.1.0.1")
+	sc.block(1, "a", "")
+	sc.has(d, "at first", 1)
+	sc.end()
+	clock := time.Now()
+	sc.now = func() time.Time { return clock }
+	return sc, d, func(by time.Duration) { clock = clock.Add(by) }
+}
+
+// turns has the machine see everything, do it, and look at keepalived.
+func (sc *scene) turns() {
+	sc.t.Helper()
+	sc.DeliverAll()
+	_ = sc.apply(sc.t.Context(), struct{}{}) // it says when to look again
+	testkit.Check(sc.t, sc.elect(sc.t.Context(), struct{}{}))
+	_ = sc.watchVRRP(sc.t.Context(), struct{}{}) // likewise
+}
+
+// What keepalived doesn't take it is told again after longer and longer pauses, however often endpoints change, and at once when something else is to be told.
+func TestRefusedChangesAreNotRepeatedSoon(t *testing.T) {
+	sc, d, pass := stopped(t)
+	refuses := func() (time.Duration, error) { return 0, errors.New("it doesn't do what its file says") }
+	d.takes.Store(&refuses)
+	sc.block(2, "a", "")
+	before := d.asked.Load()
+	for i := range 200 {
+		sc.endpoints("a", 0, fmt.Sprint("10.1.1.", i))
+		sc.turns()
+		pass(3 * time.Second)
+	}
+	// After 0, 3, 9, 21, 45, 93 s, and then each minute.
+	if n := d.asked.Load() - before; n < 12 || n > 16 {
+		t.Errorf("within ten minutes it was told %d times", n)
+	}
+	before = d.asked.Load()
+	sc.block(3, "a", "")
+	sc.turns()
+	if n := d.asked.Load() - before; n != 1 {
+		t.Errorf("with another address it was told %d times at once", n)
+	}
+	d.takes.Store(nil)
+	pass(lookEvery)
+	sc.turns()
+	if n := len(addressesOf(d.is)); n != 6 {
+		t.Errorf("it has %d addresses when it takes them, want 6", n)
+	}
+	stops := func() (time.Duration, error) { return 0, keepalived.ErrNotRunning }
+	d.takes.Store(&stops)
+	before = d.asked.Load()
+	sc.block(4, "a", "")
+	for range 10 {
+		sc.turns()
+	}
+	if n := d.asked.Load() - before; n < 10 {
+		t.Errorf("while it doesn't run it is looked for %d times in ten looks", n)
+	}
+}
+
+// While keepalived refuses a change, it goes on as before: its states are told.
+func TestStatesAreToldWhileKeepalivedRefuses(t *testing.T) {
+	sc, d, _ := stopped(t)
+	refuses := func() (time.Duration, error) { return 0, errors.New("no") }
+	d.takes.Store(&refuses)
+	sc.block(2, "a", "")
+	for range 3 {
+		sc.turns()
+		if st := sc.status(sc.own(), metav1.Now()); len(st.VRRP) != 2 || st.VRRP[0].State != "MASTER" || condition(st) != v2.ReasonVRRPFailed {
+			t.Errorf("%+v", st)
+		}
+	}
+}
+
+// A keepalived that doesn't do any more what it did is told again: somebody else may have changed its file.
+func TestKeepalivedIsChangedByOthers(t *testing.T) {
+	for name, change := range map[string]func(*keepalived.Instance){
+		"an address is missing": func(i *keepalived.Instance) { i.Addresses = i.Addresses[:0] },
+		"another priority":      func(i *keepalived.Instance) { i.Priority = 7 },
+		"another instance":      func(i *keepalived.Instance) { i.Name = "other" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			sc, d, _ := stopped(t)
+			sc.turns()
+			before := d.asked.Load()
+			sc.turns()
+			if n := d.asked.Load() - before; n != 0 {
+				t.Errorf("it was told %d times while nothing changed", n)
+			}
+			wrong := keepalived.Config{Instances: slices.Clone(d.is.Instances)}
+			change(&wrong.Instances[0])
+			d.wrong = &wrong
+			d.mark.Add(1)
+			sc.turns() // it is seen
+			sc.turns() // it is told
+			if n := d.asked.Load() - before; n != 1 || d.wrong != nil {
+				t.Errorf("it was told %d times", n)
+			}
+			if st := sc.status(sc.own(), metav1.Now()); condition(st) != v2.ReasonAllServed {
+				t.Errorf("%+v", st)
+			}
+		})
+	}
 }

@@ -126,9 +126,9 @@ type state struct {
 	addresses  map[netip.Addr]bool
 	// guarded are these, and others that the machine may still have.
 	guarded map[netip.Addr]bool
-	// moves counts changes of the addresses.
-	moves    int
-	services map[string]service
+	// moves counts changes of the addresses, and changes those of anything.
+	moves, changes int
+	services       map[string]service
 	// version is that of blocks, up to which this is what they say.
 	version string
 	// forwards are those of all services, by where clients send.
@@ -186,7 +186,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.looks = reconcile.New("gateway-vrrp", g.watchVRRP, cfg.LoopMetrics)
 	if err := g.restore(ctx); err != nil {
 		// What is said now is more worth than what was said last.
-		klog.FromContext(ctx).Error(err, "What the gateway did last isn't known")
+		klog.FromContext(ctx).Error(err, "What the gateway did last isn't known in full")
 	}
 	var err error
 	g.synced, err = reconcile.Register(
@@ -194,7 +194,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		reconcile.On(cfg.Pools, reconcile.ChangeHandler(func(*v2.AddressPool) { g.allChanged() }, func(a, b *v2.AddressPool) bool { return a.Generation == b.Generation })),
 		reconcile.On(cfg.Blocks, reconcile.Changes(g.blockChanged)),
 		reconcile.On(cfg.Services, reconcile.ChangeHandler(func(s *corev1.Service) { g.serviceChanged(s.Namespace + "/" + s.Name) }, sameGeneration)),
-		reconcile.On(cfg.Slices, reconcile.Handler(func(s *discoveryv1.EndpointSlice) { g.serviceChanged(serviceOf(s)...) })),
+		reconcile.On(cfg.Slices, reconcile.Changes(g.sliceChanged)),
 		reconcile.On(cfg.Nodes, reconcile.ChangeHandler(func(*corev1.Node) { g.allChanged() }, loadbalancer.SameNode)),
 	)
 	return g, err
@@ -260,6 +260,15 @@ func (g *Gateway) serviceChanged(keys ...string) {
 	}
 }
 
+// sliceChanged looks at the Service of an EndpointSlice, and at the one whose it was: people may give one that they made to another Service.
+func (g *Gateway) sliceChanged(before, after *discoveryv1.EndpointSlice) {
+	for _, s := range []*discoveryv1.EndpointSlice{before, after} {
+		if s != nil {
+			g.serviceChanged(serviceOf(s)...)
+		}
+	}
+}
+
 func (g *Gateway) allChanged() {
 	g.mu.Lock()
 	g.all = true
@@ -274,7 +283,7 @@ func (g *Gateway) Touched() { g.applies.AddAfter(struct{}{}, settle) }
 // Run does the work until ctx ends. What the machine does stays.
 func (g *Gateway) Run(ctx context.Context) error {
 	g.applies.Add(struct{}{})
-	g.statuses.Add(struct{}{})
+	g.forgets.AddAfter(struct{}{}, forgetAfter) // endpoints may have gone just before the program ended
 	if g.cfg.VRRP != nil {
 		g.looks.Add(struct{}{})
 	}

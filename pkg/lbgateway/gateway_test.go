@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
@@ -225,4 +226,56 @@ func TestScenario27FlowsAreForgotten(t *testing.T) {
 	if fakeapi.Find[*v2.LoadBalancerGateway](sc.s, gatewayResource, "gw1") == nil {
 		t.Error("the object is gone")
 	}
+}
+
+// Scenario 27: connections to an endpoint that was ending are left alone, and forgotten when it is gone, though nothing changes for new ones.
+func TestScenario27DrainedFlowsAreForgotten(t *testing.T) {
+	sc := newScene(t)
+	sc.spec(func(s *v2.LoadBalancerGatewaySpec) { s.Endpoints = v2.EndpointsPod })
+	sc.service("a", nil)
+	sc.endpoints("a", 0, "10.1.0.1", "10.1.0.2")
+	sc.block(1, "a", "")
+	sc.settled("at first")
+	testkit.Must(sc.machine.Run("conntrack", "-I", "-p", "tcp", "-t", "600", "--state", "ESTABLISHED", "-u", "SEEN_REPLY,ASSURED", "-s", "192.0.2.1", "-d", "198.51.100.1", "-r", "10.1.0.1", "-q", "192.0.2.1",
+		"--sport", "1000", "--dport", "80", "--reply-port-src", "8080", "--reply-port-dst", "1000"))(t)
+	flows := func() string {
+		return strings.TrimSpace(testkit.Must(sc.machine.Run("sh", "-c", "conntrack -L 2>/dev/null | grep -o 'src=10.1.0.[0-9]' | sort | tr '\n' ' '"))(t))
+	}
+	s := fakeapi.Find[*discoveryv1.EndpointSlice](sc.s, sliceResource, "shop/a-0")
+	s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+	sc.s.Put(sliceResource, s)
+	sc.settled("while it ends")
+	sc.await("flows are looked at", func() error {
+		if sc.forgetting.Load() == 0 {
+			return errors.New("they weren't")
+		}
+		return nil
+	})
+	if got := flows(); got != "src=10.1.0.1" {
+		t.Errorf("while it ends, flows are %q", got)
+	}
+	s = fakeapi.Find[*discoveryv1.EndpointSlice](sc.s, sliceResource, "shop/a-0")
+	s.Endpoints = s.Endpoints[1:]
+	sc.s.Put(sliceResource, s)
+	sc.await("when it is gone, its flow is forgotten", func() error {
+		if got := flows(); got != "" {
+			return fmt.Errorf("%q", got)
+		}
+		return nil
+	})
+}
+
+// An EndpointSlice that somebody has made may be given to another Service. The one whose it was hasn't it any more.
+func TestSliceOfAnotherService(t *testing.T) {
+	sc := newScene(t)
+	sc.spec(func(s *v2.LoadBalancerGatewaySpec) { s.Endpoints = v2.EndpointsPod })
+	sc.service("a", nil)
+	sc.service("b", nil)
+	sc.endpoints("a", 0, "10.1.0.1")
+	sc.block(1, "a", "b")
+	sc.settled("at first")
+	s := fakeapi.Find[*discoveryv1.EndpointSlice](sc.s, sliceResource, "shop/a-0")
+	s.Labels[discoveryv1.LabelServiceName] = "b"
+	sc.s.Put(sliceResource, s)
+	sc.settled("as the other one's")
 }

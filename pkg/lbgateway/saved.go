@@ -48,26 +48,52 @@ func (g *Gateway) save(_ context.Context, _ struct{}) error {
 	return nil
 }
 
-// restore does what the file says. There may be none.
+// restore does what the file says, and guards what keepalived may have beside that: addresses that came after the file was written, or went while keepalived kept them.
 func (g *Gateway) restore(ctx context.Context) error {
+	does, at, err := g.saved()
+	if err != nil {
+		does = nothing()
+	}
+	if g.cfg.VRRP != nil {
+		left, e := g.cfg.VRRP.Addresses()
+		err = errors.Join(err, e)
+		for _, a := range left {
+			does.guarded[a] = true
+		}
+	}
+	if !does.needsTable() {
+		return err
+	}
+	if _, e := g.cfg.Table.Sync(ctx, does.ruleset()); e != nil {
+		return errors.Join(err, e)
+	}
+	g.does = does
+	if !at.IsZero() {
+		g.metrics.saved.Set(float64(at.Unix()))
+	}
+	return err
+}
+
+// saved reads the file, and when it was written. There may be none.
+func (g *Gateway) saved() (does state, at time.Time, err error) {
+	does = nothing()
 	if g.cfg.File == "" {
-		return nil
+		return does, at, nil
 	}
 	text, err := os.ReadFile(g.cfg.File)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return does, at, nil
 	}
 	var s saved
 	if err == nil {
 		err = json.Unmarshal(text, &s)
 	}
 	if err != nil {
-		return fmt.Errorf("read %s: %w", g.cfg.File, err)
+		return does, at, fmt.Errorf("read %s: %w", g.cfg.File, err)
 	}
 	if s.Gateway != g.cfg.Name {
-		return fmt.Errorf("%s is of LoadBalancerGateway %s", g.cfg.File, s.Gateway)
+		return does, at, fmt.Errorf("%s is of LoadBalancerGateway %s", g.cfg.File, s.Gateway)
 	}
-	does := g.does
 	does.spec = s.Spec
 	does.shape.Masquerade, does.shape.Refuse = s.Spec.Masquerade != v2.MasqueradeNever, s.Spec.UnknownPorts == v2.UnknownPortsRefuse
 	for key, forwards := range s.Forwards {
@@ -80,10 +106,5 @@ func (g *Gateway) restore(ctx context.Context) error {
 			does.shape = does.shape.With(f.Frontend)
 		}
 	}
-	if _, err := g.cfg.Table.Sync(ctx, does.ruleset()); err != nil {
-		return err
-	}
-	g.does = does
-	g.metrics.saved.Set(float64(s.At.Unix()))
-	return nil
+	return does, s.At, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -92,10 +93,10 @@ func (sc *scene) start() {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(sc.t.Context()))
 	done := make(chan error, 1)
 	go func(g *Gateway) { done <- g.Run(ctx) }(sc.Gateway)
-	sc.end = func() {
+	sc.end = sync.OnceFunc(func() {
 		cancel()
 		testkit.Check(sc.t, <-done)
-	}
+	})
 }
 
 // boot makes a gateway that has seen nothing.
@@ -119,9 +120,14 @@ func (sc *scene) boot() {
 	sc.Gateway = testkit.Must(New(sc.t.Context(), cfg))(sc.t)
 	sc.synced = nil // the caches are filled by hand
 	handlers := map[string]func(before, after fakeapi.Object){
-		gatewayResource: func(_, _ fakeapi.Object) { sc.allChanged() },
-		nodeResource:    func(_, _ fakeapi.Object) { sc.allChanged() },
-		poolResource:    func(_, _ fakeapi.Object) { sc.allChanged() },
+		gatewayResource: func(a, b fakeapi.Object) {
+			before, after := fakeapi.As[v2.LoadBalancerGateway](a), fakeapi.As[v2.LoadBalancerGateway](b)
+			if before == nil || after == nil || !sameSpec(before, after) {
+				sc.allChanged()
+			}
+		},
+		nodeResource: func(_, _ fakeapi.Object) { sc.allChanged() },
+		poolResource: func(_, _ fakeapi.Object) { sc.allChanged() },
 		blockResource: func(a, b fakeapi.Object) {
 			sc.blockChanged(fakeapi.As[v2.AddressBlock](a), fakeapi.As[v2.AddressBlock](b))
 		},
@@ -133,11 +139,7 @@ func (sc *scene) boot() {
 			}
 		},
 		sliceResource: func(a, b fakeapi.Object) {
-			for _, o := range []fakeapi.Object{a, b} {
-				if s := fakeapi.As[discoveryv1.EndpointSlice](o); s != nil {
-					sc.serviceChanged(serviceOf(s)...)
-				}
-			}
+			sc.sliceChanged(fakeapi.As[discoveryv1.EndpointSlice](a), fakeapi.As[discoveryv1.EndpointSlice](b))
 		},
 	}
 	sc.View = sc.s.View(map[string]cache.Indexer{

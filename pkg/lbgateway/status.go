@@ -46,7 +46,10 @@ func (g *Gateway) tell(ctx context.Context, _ struct{}) error {
 	after.Status = status
 	after.Status.LastContact = &now
 	_, err := g.cfg.Coil.CoilV2().LoadBalancerGateways().UpdateStatus(ctx, after, metav1.UpdateOptions{})
-	if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		return reconcile.Later(pause) // its event comes
+	case err != nil:
 		return fmt.Errorf("write the status of LoadBalancerGateway %s: %w", g.cfg.Name, err)
 	}
 	g.toldAt = now.Time

@@ -31,11 +31,14 @@ const (
 	statesEvery = time.Minute
 	// faultEvery is after how many looks with a fault keepalived is told again what to do: an address from which it sends may have come.
 	faultEvery = 5
+	// mostPause is the longest pause between two attempts of a change that keepalived doesn't take. The first one is lookEvery; each is twice as long as the one before.
+	mostPause = time.Minute
 )
 
 // VRRP is the machine's keepalived; see package keepalived.
 type VRRP interface {
 	Apply(context.Context, keepalived.Config) error
+	Addresses() ([]netip.Addr, error)
 	States(context.Context) ([]keepalived.InstanceState, error)
 	Mark() (string, error)
 	Used() bool
@@ -43,8 +46,8 @@ type VRRP interface {
 
 // vrrp is what the gateway knows of its elections. The gateway's mu guards it.
 type vrrp struct {
-	// applied is what keepalived does, nil if that isn't known, or isn't what it is to do.
-	applied *keepalived.Config
+	// applied is what keepalived does, nil if that isn't known, or isn't what it is to do. followed is what it was seen to do last.
+	applied, followed *keepalived.Config
 	// has are the addresses that keepalived may have, nil if that isn't known. The map never changes.
 	has map[netip.Addr]bool
 	// problem is why keepalived doesn't do what it is to do.
@@ -52,15 +55,22 @@ type vrrp struct {
 	states  []v2.GatewayVRRPState
 	// changes counts those of gateways and pools. done says of which of them, and of which moves of addresses, applied is.
 	changes int
-	done    struct{ changes, moves int }
+	done    turn
 	faults  int // looks with a fault
+	// refused is what keepalived didn't take so many times, and isn't told again before a time.
+	refused  turn
+	failures int
+	notSoon  time.Time
 }
 
-// asked is when keepalived was asked for its states, what it had been told by then, and its mark.
+// turn counts changes of gateways and pools, and moves of addresses.
+type turn struct{ changes, moves int }
+
+// asked is when keepalived was asked for its states, what it was seen to do by then, and its mark.
 type asked struct {
-	at      time.Time
-	applied *keepalived.Config
-	mark    string
+	at   time.Time
+	does *keepalived.Config
+	mark string
 }
 
 // at is an address of a pool, and the index of its block.
@@ -140,8 +150,9 @@ func sourceOf(g *v2.LoadBalancerGateway, f dataplane.Family) netip.Addr {
 // elect has keepalived do what goes with what the table does, which may change meanwhile. What is in the way is a problem that the status tells.
 func (g *Gateway) elect(ctx context.Context, _ struct{}) error {
 	g.mu.Lock()
-	does, v, now := g.does, g.vrrp, g.vrrp.done
-	if now.changes, now.moves = v.changes, does.moves; v.applied != nil && now == v.done {
+	does, v := g.does, g.vrrp
+	now := turn{v.changes, does.moves}
+	if v.applied != nil && now == v.done || v.failures > 0 && now == v.refused && g.now().Before(v.notSoon) {
 		g.mu.Unlock()
 		return nil
 	}
@@ -166,11 +177,13 @@ func (g *Gateway) elect(ctx context.Context, _ struct{}) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.vrrp.problem, g.vrrp.applied = problem, nil
+	g.vrrp.failed(now, err, g.now())
 	if err == nil {
 		g.vrrp.applied, g.vrrp.done, g.vrrp.has = &want, now, map[netip.Addr]bool{}
 		if v.applied != nil && reflect.DeepEqual(*v.applied, want) {
 			g.vrrp.applied = v.applied // it was told nothing, and needn't be asked what came of it
 		}
+		g.vrrp.followed = g.vrrp.applied
 		for _, i := range want.Instances {
 			for _, a := range i.Addresses {
 				g.vrrp.has[a] = true
@@ -182,6 +195,19 @@ func (g *Gateway) elect(ctx context.Context, _ struct{}) error {
 		g.applies.Add(struct{}{})
 	}
 	return nil // watchVRRP has it tried again
+}
+
+// failed notes whether keepalived took a change. One that doesn't run is told at each look: whoever starts it is not to wait.
+func (v *vrrp) failed(at turn, err error, now time.Time) {
+	switch {
+	case err == nil || errors.Is(err, keepalived.ErrNotRunning):
+		v.failures = 0
+		return
+	case at != v.refused:
+		v.failures = 0
+	}
+	v.refused, v.notSoon = at, now.Add(min(mostPause, lookEvery<<min(v.failures, 10)))
+	v.failures++
 }
 
 // at are the addresses of a state, with what their blocks say of them.
@@ -200,53 +226,67 @@ func (g *Gateway) at(s state) (all []at) {
 	return all
 }
 
-// watchVRRP asks keepalived for its states, if they may have changed. One with a fault, or one that has just been started, is told its configuration again.
+// watchVRRP asks keepalived for its states, if they may have changed. One that doesn't do what it did, has a fault, or has just been started is told its configuration again. One
+// that doesn't take a change goes on as before: its states are told, too.
 func (g *Gateway) watchVRRP(ctx context.Context, _ struct{}) error {
 	g.mu.Lock()
-	applied, problem := g.vrrp.applied, g.vrrp.problem
+	applied, does, problem := g.vrrp.applied, g.vrrp.followed, g.vrrp.problem
 	g.mu.Unlock()
-	again, fault := applied == nil && problem != nil, false
+	again := applied == nil && problem != nil
 	mark, err := g.cfg.VRRP.Mark()
-	if applied != nil && err == nil && g.asked.applied == applied && g.asked.mark == mark && time.Since(g.asked.at) < statesEvery {
-		return reconcile.Later(lookEvery)
-	}
-	g.asked = asked{time.Now(), applied, mark}
-	var told []v2.GatewayVRRPState
-	if applied != nil && len(applied.Instances) > 0 {
-		states, err := g.cfg.VRRP.States(ctx)
-		for _, want := range applied.Instances {
-			i := slices.IndexFunc(states, func(s keepalived.InstanceState) bool { return s.Name == want.Name })
-			again = again || i < 0
-			fault = fault || i >= 0 && states[i].State == keepalived.Fault
-			if i >= 0 && len(told) < v2.MaxGatewayVRRP {
-				told = append(told, tellState(states[i]))
-			}
+	if err != nil || g.asked.does != does || g.asked.mark != mark || time.Since(g.asked.at) >= statesEvery {
+		g.asked = asked{time.Now(), does, mark}
+		told, fault, err := g.states(ctx, does)
+		g.mu.Lock()
+		changed := !slices.Equal(told, g.vrrp.states)
+		g.vrrp.states = told
+		if fault {
+			g.vrrp.faults++
+			again = again || g.vrrp.faults%faultEvery == 0
+			g.asked.does = nil // it is asked again soon
 		}
-		if err != nil {
-			again, problem = true, err
+		g.mu.Unlock()
+		if changed {
+			g.statuses.Add(struct{}{})
+		}
+		if applied != nil && err != nil {
+			again = true
+			if !errors.Is(err, errDiffers) {
+				problem = err
+			}
 		}
 	}
 	g.mu.Lock()
-	changed := !slices.Equal(told, g.vrrp.states)
-	g.vrrp.states = told
-	if fault {
-		g.vrrp.faults++
-		again = again || g.vrrp.faults%faultEvery == 0
-	}
-	if fault || again {
-		g.asked.applied = nil // it is asked again soon
-	}
 	if again = again && g.vrrp.applied == applied; again { // otherwise it was told something else meanwhile
 		g.vrrp.applied, g.vrrp.problem = nil, problem
 	}
 	g.mu.Unlock()
-	if changed {
-		g.statuses.Add(struct{}{})
-	}
 	if again {
 		g.elects.Add(struct{}{})
 	}
 	return reconcile.Later(lookEvery)
+}
+
+// errDiffers says that keepalived doesn't do any more what it was seen to do.
+var errDiffers = errors.New("keepalived doesn't do what it did")
+
+// states asks keepalived for the states of instances, and says whether one has a fault. The error is errDiffers if keepalived doesn't do what it did.
+func (g *Gateway) states(ctx context.Context, does *keepalived.Config) (told []v2.GatewayVRRPState, fault bool, err error) {
+	if does == nil || len(does.Instances) == 0 {
+		return nil, false, nil
+	}
+	states, err := g.cfg.VRRP.States(ctx)
+	for _, is := range does.Instances {
+		i := slices.IndexFunc(states, func(s keepalived.InstanceState) bool { return s.Name == is.Name })
+		fault = fault || i >= 0 && states[i].State == keepalived.Fault
+		if i >= 0 && len(told) < v2.MaxGatewayVRRP {
+			told = append(told, tellState(states[i]))
+		}
+	}
+	if err == nil && does.Followed(states) != nil {
+		err = errDiffers
+	}
+	return told, fault, err
 }
 
 // tellState is the state of an instance as a status tells it.
