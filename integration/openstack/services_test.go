@@ -138,7 +138,7 @@ func (s *served) play() error {
 	}
 	for i := range all.Items {
 		g := &all.Items[i]
-		g.Status.Applied.Blocks, g.Status.LastContact = blocks.ResourceVersion, new(metav1.Now())
+		g.Status.Applied.Generation, g.Status.Applied.Blocks, g.Status.LastContact = g.Generation, blocks.ResourceVersion, new(metav1.Now())
 		if _, err := api.LoadBalancerGateways().UpdateStatus(ctx, g, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
 			return err
 		}

@@ -173,7 +173,7 @@ func (c *Controller) register() (err error) {
 		reconcile.On(c.cfg.Blocks, reconcile.Changes(c.blockChanged)),
 		reconcile.On(c.cfg.Gateways.Informer(), reconcile.Changes(c.gatewayChanged)),
 		reconcile.On(core.Nodes().Informer(), reconcile.ChangeHandler(c.nodeChanged, loadbalancer.SameNode)),
-		reconcile.On(discovery.EndpointSlices().Informer(), reconcile.Handler(c.sliceChanged)),
+		reconcile.On(discovery.EndpointSlices().Informer(), reconcile.Changes(c.sliceChanged)),
 	)
 	return err
 }
@@ -230,10 +230,16 @@ func (c *Controller) placeOf(s *corev1.Service) {
 	}
 }
 
-func (c *Controller) sliceChanged(slice *discoveryv1.EndpointSlice) {
-	for _, key := range serviceOf(slice) {
-		if s := c.services.Find(key); s != nil && loadbalancer.NeedsEndpoints(s) {
-			c.placeOf(s)
+// sliceChanged looks at the address of an EndpointSlice's Service, and at that of the Service whose it was.
+func (c *Controller) sliceChanged(before, after *discoveryv1.EndpointSlice) {
+	for _, slice := range []*discoveryv1.EndpointSlice{before, after} {
+		if slice == nil {
+			continue
+		}
+		for _, key := range serviceOf(slice) {
+			if s := c.services.Find(key); s != nil && loadbalancer.NeedsEndpoints(s) {
+				c.placeOf(s)
+			}
 		}
 	}
 }

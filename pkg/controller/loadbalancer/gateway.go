@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -34,7 +35,7 @@ type contact struct {
 // gatewayChanged looks at the Services of a gateway: at those that wait for it, and at those that it can't serve. It looks at all if its spec changes, or what it
 // says of any Service.
 func (c *Controller) gatewayChanged(before, after *v2.LoadBalancerGateway) {
-	if before == nil || after == nil || !equality.Semantic.DeepEqual(before.Spec, after.Spec) || loadbalancer.RefusalOfAll(before) != loadbalancer.RefusalOfAll(after) {
+	if before == nil || after == nil || !equality.Semantic.DeepEqual(before.Spec, after.Spec) || refusal(before) != refusal(after) {
 		c.stepAll()
 	}
 	keys := map[types.NamespacedName]bool{}
@@ -56,6 +57,15 @@ func (c *Controller) gatewayChanged(before, after *v2.LoadBalancerGateway) {
 	for key := range keys {
 		c.steps.Add(key)
 	}
+}
+
+// refusal is another one if Services say something else of a gateway that serves none. The kernel's words name Services, which may be others each second.
+func refusal(g *v2.LoadBalancerGateway) string {
+	does := meta.FindStatusCondition(g.Status.Conditions, v2.GatewayApplied)
+	if does != nil && does.Reason == v2.ReasonKernelRefused {
+		return does.Reason
+	}
+	return loadbalancer.RefusalOfAll(g)
 }
 
 // stepAll looks at all Services.

@@ -3,15 +3,18 @@ package loadbalancer
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
@@ -32,7 +35,7 @@ func (sc *scene) does(name string) {
 	sc.gateway(name, func(g *v2.LoadBalancerGateway) {
 		g.Status.LastContact = new(metav1.Now())
 		for _, b := range fakeapi.All[*v2.AddressBlock](sc.s, blockResource) {
-			g.Status.Applied.Blocks = b.ResourceVersion
+			g.Status.Applied.Generation, g.Status.Applied.Blocks = g.Generation, b.ResourceVersion
 		}
 	})
 }
@@ -161,6 +164,71 @@ func TestGatewayListsNoMore(t *testing.T) {
 		sc.gateway("gw1", func(g *v2.LoadBalancerGateway) { g.Spec.Endpoints = v2.EndpointsClusterIP })
 		sc.run(time.Second)
 		says("at ClusterIPs", "192.0.2.0", "GatewayError")
+	})
+}
+
+// A gateway that is given another pool serves that when it says that it has read its spec: the blocks that it has done may be newer.
+func TestGatewayGetsAnotherPool(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.announce = v2.AnnounceGateway
+		sc.gateway("gw1", func(g *v2.LoadBalancerGateway) { g.Generation, g.Spec.Pools = 1, []string{"four"} })
+		sc.service("a", nil)
+		sc.run(5 * time.Second)
+		sc.does("gw1")
+		sc.run(time.Second)
+		sc.wants("without a gateway of its pool", "a", "", "AddressAssigned", "NoGateway")
+		sc.gateway("gw1", func(g *v2.LoadBalancerGateway) { g.Generation, g.Spec.Pools = 2, []string{"four", "default"} })
+		sc.run(5 * time.Second)
+		sc.wants("before the gateway has read its spec", "a", "", "AddressAssigned", "WaitsForGateway")
+		sc.does("gw1")
+		sc.run(time.Second)
+		sc.wants("when it has", "a", "192.0.2.0", "AddressAssigned", "Served")
+	})
+}
+
+// What a kernel refuses names Services, and other ones each second. It is told once.
+func TestRefusingKernelIsToldOnce(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.announce = v2.AnnounceGateway
+		sc.gateway("gw1", nil)
+		for i := range 10 {
+			sc.service(fmt.Sprint("s-", i), func(s *corev1.Service) { s.Spec.Ports[0].Port += int32(i) })
+		}
+		sc.run(5 * time.Second)
+		sc.does("gw1")
+		sc.run(time.Second)
+		before := sc.s.Calls()["update services"]
+		for i := range 20 {
+			sc.gateway("gw1", func(g *v2.LoadBalancerGateway) {
+				meta.SetStatusCondition(&g.Status.Conditions, metav1.Condition{
+					Type: v2.GatewayApplied, Status: metav1.ConditionFalse, Reason: v2.ReasonKernelRefused, Message: fmt.Sprintf("change what is done for Service shop/s-%d: no such file", i),
+				})
+			})
+			sc.run(time.Second)
+		}
+		if n := sc.s.Calls()["update services"] - before; n != 10 {
+			t.Errorf("10 Services are written %d times, want once each", n)
+		}
+	})
+}
+
+// The Services of an address are in order, whatever order the cache has: otherwise each plan would look at the address again.
+func TestUsersAreInOrder(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		for i := range 20 {
+			sc.service(fmt.Sprintf("s-%02d", i), func(s *corev1.Service) { s.Spec.Ports[0].Port += int32(i) })
+		}
+		sc.run(5 * time.Second)
+		for range 10 {
+			testkit.Check(t, sc.plan(t.Context()))
+			sc.mu.Lock()
+			for claim, keys := range sc.users {
+				if len(keys) != 20 || !slices.IsSortedFunc(keys, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }) {
+					t.Errorf("claim %s has %v", claim, keys)
+				}
+			}
+			sc.mu.Unlock()
+		}
 	})
 }
 

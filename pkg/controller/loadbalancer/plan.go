@@ -54,6 +54,13 @@ func (c *Controller) plan(ctx context.Context) error {
 			look = append(look, keyOf(s))
 		}
 	}
+	for _, keys := range users {
+		if len(keys) > 1 { // the cache has no order
+			slices.SortFunc(keys, func(a, b types.NamespacedName) int {
+				return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+			})
+		}
+	}
 	var placed []string
 	if c.users == nil {
 		placed = c.blocks.Keys()

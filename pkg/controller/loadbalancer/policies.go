@@ -174,11 +174,13 @@ func (c *Controller) gatewayPool(s *corev1.Service) (pool string, known bool) {
 func (c *Controller) lookAtPolicies(ctx context.Context, key types.NamespacedName) error {
 	s := c.services.Find(key.String())
 	if s == nil {
+		c.policies.forget(key)
 		return nil
 	}
 	pool, _ := c.gatewayPool(s)
 	if pool == "" {
-		return nil // it is looked at when it has an address of gateways
+		c.policies.forget(key) // it is looked at when it has an address of gateways again
+		return nil
 	}
 	is := honored{uid: s.UID, pool: pool}
 	var gateways []string
@@ -204,6 +206,10 @@ func (c *Controller) lookAtPolicies(ctx context.Context, key types.NamespacedNam
 	was, known := c.policies.known[key]
 	c.policies.known[key] = is
 	c.policies.mu.Unlock()
+	if c.services.Find(key.String()) == nil {
+		c.policies.forget(key) // it was deleted meanwhile
+		return nil
+	}
 	if !known || was != is {
 		c.steps.Add(key)
 	}

@@ -184,3 +184,34 @@ func TestPodsInPages(t *testing.T) {
 		}
 	}
 }
+
+// What a Service said of NetworkPolicies at one address isn't what it says at the next one, if it had none in between.
+func TestPoliciesOfAFormerAddress(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		honored := func() *metav1.Condition {
+			sc.does("gw1")
+			sc.run(8 * time.Second)
+			return meta.FindStatusCondition(sc.find("a").Status.Conditions, loadbalancer.ConditionPolicies)
+		}
+		class := new(loadbalancer.Class)
+		sc.announce = v2.AnnounceGateway
+		sc.gateway("gw1", nil)
+		sc.pod("shop", "web", "web")
+		sc.policy("shop", "clients", "192.0.2.0/24")
+		sc.service("a", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web"} })
+		if c := honored(); c == nil {
+			t.Error("with a policy of clients: nothing is said")
+		}
+		sc.service("a", func(s *corev1.Service) { s.Spec.Type, s.Spec.LoadBalancerClass = corev1.ServiceTypeClusterIP, nil })
+		sc.run(20 * time.Second)
+		sc.s.Drop(policyResource, "shop/clients")
+		sc.run(20 * time.Second)
+		sc.slow, sc.answers = true, 0
+		sc.service("a", func(s *corev1.Service) { s.Spec.Type, s.Spec.LoadBalancerClass = corev1.ServiceTypeLoadBalancer, class })
+		sc.run(8 * time.Second)
+		sc.slow = false
+		if c := honored(); c != nil {
+			t.Errorf("without the policy, at another address: %+v", c)
+		}
+	})
+}

@@ -125,7 +125,7 @@ func (sc *scene) start() {
 		},
 		nodeResource: func(a, b fakeapi.Object) { sc.nodeChanged(nil) },
 		sliceResource: func(a, b fakeapi.Object) {
-			sc.sliceChanged(fakeapi.Last[discoveryv1.EndpointSlice](a, b))
+			sc.sliceChanged(fakeapi.As[discoveryv1.EndpointSlice](a), fakeapi.As[discoveryv1.EndpointSlice](b))
 			sc.endpointsChanged(fakeapi.Last[discoveryv1.EndpointSlice](a, b))
 		},
 		poolResource:  func(a, b fakeapi.Object) { sc.replan() },

@@ -113,7 +113,7 @@ func (f *ServiceFacts) gateways(names ...string) {
 		f.Gateways = append(f.Gateways, &v2.LoadBalancerGateway{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1, CreationTimestamp: ago(hour)}, Spec: v2.LoadBalancerGatewaySpec{Pools: []string{"services"}},
 			Status: v2.LoadBalancerGatewayStatus{
-				LastContact: new(ago(second)), Applied: v2.GatewayState{Blocks: "11"}, Conditions: []metav1.Condition{is(v2.GatewayApplied, metav1.ConditionTrue, v2.ReasonAllServed, "")},
+				LastContact: new(ago(second)), Applied: v2.GatewayState{Generation: 1, Blocks: "11"}, Conditions: []metav1.Condition{is(v2.GatewayApplied, metav1.ConditionTrue, v2.ReasonAllServed, "")},
 			},
 		})
 	}
@@ -168,7 +168,7 @@ func TestBrokenServices(t *testing.T) {
 	}{
 		{"without a class", func(f *ServiceFacts) {
 			f.drop("", "")
-			f.Service.Spec.LoadBalancerClass, f.Service.Annotations = nil, nil
+			f.Service.Spec.LoadBalancerClass, f.Service.Annotations, f.Service.Status.Conditions = nil, nil, nil
 		}, "service", []string{"no class", "spec.loadBalancerClass: coil.cybozu.com/lb", "--serve-without-class"}},
 		{"hangs in its end", func(f *ServiceFacts) { f.Service.DeletionTimestamp = new(ago(hour)) }, "service", []string{"still has what Coil wrote", "load-balancer-cleanup"}},
 		{"of another type by now", func(f *ServiceFacts) { f.Service.Spec.Type = corev1.ServiceTypeClusterIP }, "service", []string{"another type"}},
@@ -328,13 +328,15 @@ func TestHealthyServices(t *testing.T) {
 			f.Node, f.Answer, f.Coilds = nil, nil, nil
 		}, []string{"service", "leader", "pool", "claim", "status", "endpoints", "clients"}, []string{"holder"}, "no node answers for the address yet"},
 		{"gives its address back", func(f *ServiceFacts) { f.Service.DeletionTimestamp = new(ago(second)) }, []string{"leader"}, []string{"service"}, "given back"},
-		{"of another type", func(f *ServiceFacts) { f.Service.Spec.Type, f.Service.Annotations = corev1.ServiceTypeClusterIP, nil }, []string{"service"}, nil, "type ClusterIP"},
+		{"of another type", func(f *ServiceFacts) {
+			f.Service.Spec.Type, f.Service.Annotations, f.Service.Status.Conditions = corev1.ServiceTypeClusterIP, nil, nil
+		}, []string{"service"}, nil, "type ClusterIP"},
 		{"of another controller", func(f *ServiceFacts) {
-			*f.Service.Spec.LoadBalancerClass, f.Service.Annotations = "example.org/lb", nil
+			*f.Service.Spec.LoadBalancerClass, f.Service.Annotations, f.Service.Status.Conditions = "example.org/lb", nil, nil
 		}, []string{"service"}, nil, "another controller"},
 		{"of another class, waiting", func(f *ServiceFacts) {
 			f.drop("", "")
-			*f.Service.Spec.LoadBalancerClass, f.Service.Annotations = "example.org/lb", nil
+			*f.Service.Spec.LoadBalancerClass, f.Service.Annotations, f.Service.Status.Conditions = "example.org/lb", nil, nil
 		}, nil, []string{"service"}, "example.org/lb"},
 		{"of another plugin's node", func(f *ServiceFacts) { f.Answer, f.Unanswered = nil, "forbidden" },
 			[]string{"service", "leader", "pool", "claim", "status", "holder", "node", "endpoints", "clients"}, []string{"routes"}, "forbidden"},

@@ -10,6 +10,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan"
 )
 
 // use is an address with the Services that get it.
@@ -218,7 +219,7 @@ func (a *assigner) any(s *Service) Given {
 func (a *assigner) room(pool string, s *Service, known bool) *use {
 	kind := kindIn{pool, known, s.Kind()}
 	for _, u := range a.byPool[pool][a.full[kind]:] {
-		if !u.Asked && (!known || len(u.addrs) > 0) && u.inTheWay(s) == nil && a.lacks(u.Pool, u.addrs, s).Reason == "" {
+		if !u.Asked && (!known || len(u.addrs) > 0) && u.inTheWay(s) == nil && u.rest() >= len(s.Ports) && a.lacks(u.Pool, u.addrs, s).Reason == "" {
 			return u
 		}
 		a.full[kind]++
@@ -247,6 +248,10 @@ func (a *assigner) give(u *use, s *Service) Given {
 	}
 	if o := u.inTheWay(s); o != nil {
 		return refused(AddressInUse, "Service %s has %s: %s", o.Name, u.Address.Address, conflictOf(o, s).explain(o, s))
+	}
+	if rest := u.rest(); rest < len(s.Ports) {
+		return refused(TooManyPorts, "It has %s, and of the %d ports that an address may have %d are left: have it share its address with fewer Services (annotation %s)",
+			plan.Count(len(s.Ports), "port", "ports"), v2.MaxFloatingPorts, rest, AnnotationSharing)
 	}
 	u.serve(s)
 	return Given{Claim: u.Claim, Address: u.Address.Address}
@@ -319,6 +324,15 @@ func (u *use) inTheWay(s *Service) *Service {
 		return nil
 	}
 	return u.services[i]
+}
+
+// rest is how many more ports the address may have.
+func (u *use) rest() int {
+	n := v2.MaxFloatingPorts
+	for _, s := range u.services {
+		n -= len(s.Ports)
+	}
+	return n
 }
 
 // conflict is why two Services can't share an address.

@@ -33,8 +33,9 @@ func pools(t *testing.T) map[string]ipam.Pool {
 // world plays the controller, whose claims are answered at once.
 type world struct {
 	loadbalancer.Facts
-	next map[string]int32 // index of the next address, by pool
-	plan loadbalancer.Plan
+	next  map[string]int32 // index of the next address, by pool
+	plan  loadbalancer.Plan
+	ports uint16 // the last one that a Service was given
 }
 
 func newWorld(t *testing.T) *world {
@@ -416,5 +417,37 @@ func TestClaimThatComesTooLate(t *testing.T) {
 	}
 	if !slices.Equal(p.Idle, []string{"late"}) || len(p.Make) != 1 {
 		t.Errorf("the claims %v go, and %+v are made", p.Idle, p.Make)
+	}
+}
+
+// An address has room for 1,024 ports. A Service for which it has none gets another one, or is told so.
+func TestPortsOfAnAddress(t *testing.T) {
+	w := newWorld(t)
+	service := func(name string, ports int, wants ...netip.Addr) {
+		s := loadbalancer.Service{Name: types.NamespacedName{Namespace: "shop", Name: name}, UID: types.UID(name), Families: []dataplane.Family{dataplane.IPv4}, Wants: wants}
+		for range ports {
+			w.ports++
+			s.Ports = append(s.Ports, loadbalancer.Port{Protocol: corev1.ProtocolTCP, Number: w.ports})
+		}
+		w.Services = append(w.Services, s)
+		w.assign(t)
+		w.assign(t)
+	}
+	service("a", 1000)
+	service("b", 24)
+	service("c", 1)
+	a, b, c := w.plan.Given[0], w.plan.Given[1], w.plan.Given[2]
+	if a.Claim == "" || b.Claim != a.Claim || c.Claim == "" || c.Claim == a.Claim {
+		t.Errorf("1,000 ports, 24 and 1 get %+v", w.plan.Given)
+	}
+	service("named", 2, a.Address.IPv4)
+	service("large", 1025)
+	for i, want := range map[int]string{3: "It has 2 ports, and of the 1024 ports that an address may have 0 are left", 4: "It has 1025 ports, and of the 1024 ports that an address may have 1024 are left"} {
+		if g := w.plan.Given[i]; g.Claim != "" || g.Reason != loadbalancer.TooManyPorts || !strings.HasPrefix(g.Message, want) {
+			t.Errorf("Service %s gets %+v, want %q", w.Services[i].Name, g, want)
+		}
+	}
+	if len(w.Addresses) != 2 {
+		t.Errorf("there are %v", w.Addresses)
 	}
 }

@@ -76,8 +76,8 @@ func RefusalOfAll(g *v2.LoadBalancerGateway) string {
 	return ""
 }
 
-// Applied says whether a gateway does what a block says.
+// Applied says whether a gateway does what its spec and a block say. It counts blocks of all pools: those of a pool that its spec has just been given, too.
 func Applied(g *v2.LoadBalancerGateway, b *v2.AddressBlock) bool {
 	order, err := resourceversion.CompareResourceVersion(g.Status.Applied.Blocks, b.ResourceVersion)
-	return err == nil && order >= 0
+	return err == nil && order >= 0 && g.Status.Applied.Generation >= g.Generation
 }

@@ -101,6 +101,8 @@ const (
 	AddressPair Reason = "AddressPair"
 	// AddressInUse: another Service that has the address has the same port, or doesn't share it.
 	AddressInUse Reason = "AddressInUse"
+	// TooManyPorts: an address hasn't room for all ports of the Service beside those of others that have it.
+	TooManyPorts Reason = "TooManyPorts"
 	// Invalid: what the Service asks for can't be understood.
 	Invalid Reason = "Invalid"
 	// AddressChanged: the Service asks for another address, or another pool, than it had.

@@ -45,6 +45,10 @@ func Release(s *corev1.Service) Step {
 		return Step{}
 	}
 	next := s.DeepCopy()
+	if !remembers(s) && slices.Contains(s.Finalizers, Finalizer) { // afterwards nothing says that the finalizer is Coil's
+		next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == Finalizer })
+		return Step{Metadata: next}
+	}
 	next.Status.LoadBalancer.Ingress = foreign(s)
 	for _, c := range []string{ConditionAssigned, ConditionServed, ConditionPolicies} {
 		meta.RemoveStatusCondition(&next.Status.Conditions, c)
@@ -91,8 +95,12 @@ func Serve(s *corev1.Service, want State) Step {
 		delete(next.Annotations, AnnotationFloatingIP)
 	}
 	others := !maps.Equal(s.Annotations, next.Annotations)
-	if others && len(foreign(s)) < len(s.Status.LoadBalancer.Ingress) {
-		return status(foreign(s))
+	wanted, isOurs := ingress(s, want), isOwn(s)
+	stay := slices.DeleteFunc(slices.Clone(s.Status.LoadBalancer.Ingress), func(i corev1.LoadBalancerIngress) bool {
+		return isOurs(i) && !slices.ContainsFunc(wanted, func(w corev1.LoadBalancerIngress) bool { return w.IP == i.IP })
+	})
+	if others && len(stay) < len(s.Status.LoadBalancer.Ingress) {
+		return status(stay)
 	}
 	if others || !slices.Equal(s.Finalizers, next.Finalizers) {
 		return Step{Metadata: next}
@@ -143,8 +151,11 @@ func FloatingIP(s *corev1.Service) []netip.Addr {
 
 func same(a, b corev1.LoadBalancerIngress) bool { return reflect.DeepEqual(a, b) }
 
-// isOwn says whether an entry of a Service's status is about an address that Coil gave to the Service.
+// isOwn says whether an entry of a Service's status is about an address that Coil gave to the Service. If the annotation was taken away that remembers these, all entries may be.
 func isOwn(s *corev1.Service) func(corev1.LoadBalancerIngress) bool {
+	if Taken(s) && !remembers(s) {
+		return func(i corev1.LoadBalancerIngress) bool { return i.IP != "" }
+	}
 	has, _ := addresses(s.Annotations[AnnotationAssigned])
 	has = append(has, FloatingIP(s)...)
 	return func(i corev1.LoadBalancerIngress) bool {
@@ -191,8 +202,13 @@ func Managed(s *corev1.Service, withoutClass bool) bool {
 }
 
 // Taken says whether a Service has anything from Coil. The annotation, which may be empty, comes and goes together with the finalizer, which other
-// controllers of load balancers write, too.
+// controllers of load balancers write, too. An owner who replaces the Service may take the annotation away; the status, in which only Coil writes the condition, stays.
 func Taken(s *corev1.Service) bool {
+	return remembers(s) || meta.FindStatusCondition(s.Status.Conditions, ConditionAssigned) != nil
+}
+
+// remembers says whether a Service has the annotation with its addresses.
+func remembers(s *corev1.Service) bool {
 	_, ok := s.Annotations[AnnotationAssigned]
 	return ok
 }

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -165,6 +166,61 @@ func settled(t *testing.T, s *corev1.Service, want loadbalancer.State, release b
 	}
 	if served := slices.Equal(told(s), addrs); !served && (want.Served || len(told(s)) > 0) {
 		t.Errorf("it tells %s, want %s", told(s), addrs)
+	}
+}
+
+// A Service of which somebody takes the annotation away, as with kubectl replace, is still Coil's: it goes on telling what it is to have, and tells nothing else.
+func TestAnnotationIsTakenAway(t *testing.T) {
+	state := func(addr string) loadbalancer.State {
+		return loadbalancer.State{
+			Addresses: ipam.AddressOf(netip.MustParseAddr(addr)), Served: true, Now: metav1.Unix(1, 0), Policies: &metav1.Condition{},
+			Assigned: metav1.Condition{Type: loadbalancer.ConditionAssigned, Status: metav1.ConditionTrue, Reason: "A"},
+			Serving:  metav1.Condition{Type: loadbalancer.ConditionServed, Status: metav1.ConditionTrue, Reason: "S"},
+		}
+	}
+	for name, c := range map[string]struct {
+		next func(*corev1.Service) loadbalancer.Step
+		told []string // after each step, as long as the Service is Coil's
+		left bool
+	}{
+		"it keeps its address": {func(s *corev1.Service) loadbalancer.Step { return loadbalancer.Serve(s, state("192.0.2.1")) }, []string{"192.0.2.1"}, true},
+		"it gets another one":  {func(s *corev1.Service) loadbalancer.Step { return loadbalancer.Serve(s, state("192.0.2.2")) }, []string{"", "", "192.0.2.2"}, true},
+		"it is released":       {loadbalancer.Release, []string{"192.0.2.1", ""}, false},
+	} {
+		for _, finalizer := range []bool{true, false} { // kubectl annotate leaves it
+			s := kubernetes(func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol} })
+			apply := func(step loadbalancer.Step) {
+				if step.Metadata != nil {
+					s.ObjectMeta = step.Metadata.ObjectMeta
+				} else {
+					s.Status = step.Status.Status
+				}
+			}
+			for step := loadbalancer.Serve(s, state("192.0.2.1")); step != (loadbalancer.Step{}); step = loadbalancer.Serve(s, state("192.0.2.1")) {
+				apply(step)
+			}
+			if delete(s.Annotations, loadbalancer.AnnotationAssigned); !finalizer {
+				s.Finalizers = nil
+			}
+			if !loadbalancer.Taken(s) || !loadbalancer.Managed(s, true) {
+				t.Errorf("%s: Coil forgets it", name)
+			}
+			var all []string
+			for step := c.next(s); step != (loadbalancer.Step{}) && len(all) < 9; step = c.next(s) {
+				apply(step)
+				all = append(all, strings.Join(told(s), ","))
+			}
+			want := c.told
+			if !finalizer && !c.left {
+				want = want[1:]
+			}
+			if !slices.Equal(all, want) {
+				t.Errorf("%s, with the finalizer %t: it tells %q, want %q", name, finalizer, all, want)
+			}
+			if left := len(s.Finalizers) > 0; left != c.left || loadbalancer.Taken(s) != c.left {
+				t.Errorf("%s, with the finalizer %t: %+v", name, finalizer, s)
+			}
+		}
 	}
 }
 
