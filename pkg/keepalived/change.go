@@ -14,6 +14,9 @@ import (
 	"github.com/coil-net/coil/pkg/atomicfile"
 )
 
+// ErrNotFollowed: keepalived has read a configuration and doesn't do what that says. It was reloaded twice, for the change and for the way back.
+var ErrNotFollowed = errors.New("keepalived doesn't do what")
+
 // Change is a configuration that keepalived would take. Whoever changes something else along with it prepares both,
 // commits both, and rolls back what it has committed when the other one fails.
 type Change struct {
@@ -78,7 +81,7 @@ func (c *Change) Commit(ctx context.Context) error {
 		return errors.Join(err, c.Rollback(context.WithoutCancel(ctx)))
 	}
 	if err := c.await(ctx, c.followed); err != nil {
-		return errors.Join(fmt.Errorf("keepalived doesn't do what %s says: %w", d.o.Fragment, err), c.Rollback(context.WithoutCancel(ctx)))
+		return errors.Join(fmt.Errorf("%w %s says: %w", ErrNotFollowed, d.o.Fragment, err), c.Rollback(context.WithoutCancel(ctx)))
 	}
 	d.Counts.Reloads.Add(1)
 	return d.forgetFormer()

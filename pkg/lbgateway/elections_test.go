@@ -391,10 +391,12 @@ func (sc *scene) turns() {
 	_ = sc.watchVRRP(sc.t.Context(), struct{}{}) // likewise
 }
 
-// What keepalived doesn't take it is told again after longer and longer pauses, however often endpoints change, and at once when something else is to be told.
-func TestRefusedChangesAreNotRepeatedSoon(t *testing.T) {
+// What keepalived doesn't follow it is told again after longer and longer pauses, however often endpoints change, and at once when something else is to be told.
+func TestUnfollowedChangesAreNotRepeatedSoon(t *testing.T) {
 	sc, d, pass := stopped(t)
-	refuses := func() (time.Duration, error) { return 0, errors.New("it doesn't do what its file says") }
+	refuses := func() (time.Duration, error) {
+		return 0, fmt.Errorf("%w coil.conf says: instance coil_10_ipv6 is missing", keepalived.ErrNotFollowed)
+	}
 	d.takes.Store(&refuses)
 	sc.block(2, "a", "")
 	before := d.asked.Load()
@@ -419,15 +421,17 @@ func TestRefusedChangesAreNotRepeatedSoon(t *testing.T) {
 	if n := len(addressesOf(d.is)); n != 6 {
 		t.Errorf("it has %d addresses when it takes them, want 6", n)
 	}
-	stops := func() (time.Duration, error) { return 0, keepalived.ErrNotRunning }
-	d.takes.Store(&stops)
-	before = d.asked.Load()
 	sc.block(4, "a", "")
-	for range 10 {
-		sc.turns()
-	}
-	if n := d.asked.Load() - before; n < 10 {
-		t.Errorf("while it doesn't run it is looked for %d times in ten looks", n)
+	for what, err := range map[string]error{"doesn't run": keepalived.ErrNotRunning, "doesn't include the file": errors.New("keepalived.conf doesn't include coil.conf")} {
+		fails := func() (time.Duration, error) { return 0, err }
+		d.takes.Store(&fails)
+		before = d.asked.Load()
+		for range 10 {
+			sc.turns()
+		}
+		if n := d.asked.Load() - before; n < 10 {
+			t.Errorf("while it %s, it is told %d times in ten looks", what, n)
+		}
 	}
 }
 

@@ -31,7 +31,7 @@ const (
 	statesEvery = time.Minute
 	// faultEvery is after how many looks with a fault keepalived is told again what to do: an address from which it sends may have come.
 	faultEvery = 5
-	// mostPause is the longest pause between two attempts of a change that keepalived doesn't take. The first one is lookEvery; each is twice as long as the one before.
+	// mostPause is the longest pause between two attempts of a change that keepalived reads and doesn't follow. The first one is lookEvery; each is twice as long as the one before.
 	mostPause = time.Minute
 )
 
@@ -57,10 +57,10 @@ type vrrp struct {
 	changes int
 	done    turn
 	faults  int // looks with a fault
-	// refused is what keepalived didn't take so many times, and isn't told again before a time.
-	refused  turn
-	failures int
-	notSoon  time.Time
+	// unfollowed is what keepalived didn't follow so many times, and isn't told again before a time.
+	unfollowed turn
+	failures   int
+	notSoon    time.Time
 }
 
 // turn counts changes of gateways and pools, and moves of addresses.
@@ -152,7 +152,7 @@ func (g *Gateway) elect(ctx context.Context, _ struct{}) error {
 	g.mu.Lock()
 	does, v := g.does, g.vrrp
 	now := turn{v.changes, does.moves}
-	if v.applied != nil && now == v.done || v.failures > 0 && now == v.refused && g.now().Before(v.notSoon) {
+	if v.applied != nil && now == v.done || v.failures > 0 && now == v.unfollowed && g.now().Before(v.notSoon) {
 		g.mu.Unlock()
 		return nil
 	}
@@ -177,7 +177,7 @@ func (g *Gateway) elect(ctx context.Context, _ struct{}) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.vrrp.problem, g.vrrp.applied = problem, nil
-	g.vrrp.failed(now, err, g.now())
+	g.vrrp.tried(now, err, g.now())
 	if err == nil {
 		g.vrrp.applied, g.vrrp.done, g.vrrp.has = &want, now, map[netip.Addr]bool{}
 		if v.applied != nil && reflect.DeepEqual(*v.applied, want) {
@@ -197,17 +197,15 @@ func (g *Gateway) elect(ctx context.Context, _ struct{}) error {
 	return nil // watchVRRP has it tried again
 }
 
-// failed notes whether keepalived took a change. One that doesn't run is told at each look: whoever starts it is not to wait.
-func (v *vrrp) failed(at turn, err error, now time.Time) {
-	switch {
-	case err == nil || errors.Is(err, keepalived.ErrNotRunning):
-		v.failures = 0
-		return
-	case at != v.refused:
+// tried notes whether keepalived follows a change. One that doesn't run, or refuses to read the change, is told at each look: it doesn't notice, and whoever mends that isn't to wait.
+func (v *vrrp) tried(at turn, err error, now time.Time) {
+	if at != v.unfollowed || !errors.Is(err, keepalived.ErrNotFollowed) {
 		v.failures = 0
 	}
-	v.refused, v.notSoon = at, now.Add(min(mostPause, lookEvery<<min(v.failures, 10)))
-	v.failures++
+	if errors.Is(err, keepalived.ErrNotFollowed) {
+		v.unfollowed, v.notSoon = at, now.Add(min(mostPause, lookEvery<<min(v.failures, 10)))
+		v.failures++
+	}
 }
 
 // at are the addresses of a state, with what their blocks say of them.
