@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/coil-net/coil/pkg/app/coilctl"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/selftest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -29,6 +30,18 @@ func (e env) selftest(t *testing.T, args ...string) (int, selftest.Report, strin
 		t.Fatalf("the report: %v: %s", err, out.String())
 	}
 	return code, r, errOut.String()
+}
+
+// leads waits until a controller leads by a lease: it has renewed that just now.
+func (e env) leads(t *testing.T, lease string) {
+	t.Helper()
+	testkit.Eventually(t, time.Minute, "a controller leads by "+lease, func() error {
+		l, err := e.core.CoordinationV1().Leases("kube-system").Get(t.Context(), lease, metav1.GetOptions{})
+		if err == nil && (l.Spec.RenewTime == nil || time.Since(l.Spec.RenewTime.Time) > 5*time.Second) {
+			err = fmt.Errorf("it was renewed at %s", l.Spec.RenewTime)
+		}
+		return err
+	})
 }
 
 // drops has a node drop packets that it forwards, by a rule of nftables that isn't Coil's. The result lets them through again.
@@ -52,6 +65,7 @@ func (e env) drops(t *testing.T, node, rule string) (heal func()) {
 func TestSelftest(t *testing.T) {
 	s := newServices(t)
 	testkit.Check(t, s.WaitReady(t.Context()))
+	s.leads(t, plan.IPAMLease) // other tests end nodes with the one that led: pods would wait for blocks until another one does
 	nodes := s.Nodes()
 	args := []string{"--pool=" + s.ns, "--service-pool=" + s.pool}
 	heal := []func(){s.drops(t, nodes[1], fmt.Sprintf("tcp dport %d", selftest.Port)), s.drops(t, nodes[2], "meta length > 1400")}
