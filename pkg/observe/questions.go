@@ -7,6 +7,12 @@ import (
 	"time"
 )
 
+// withinHeader is a header of a question. Its value is the time that an asker leaves for the answer to be found, such as "5s". Nobody is left more than mostWithin.
+const (
+	withinHeader = "Coil-Within"
+	mostWithin   = 30 * time.Second
+)
+
 // Questions answers what people ask a program, some at once and each for a limited time. It is served at a socket, by ServeSocket.
 type Questions struct {
 	mux    *http.ServeMux
@@ -14,7 +20,8 @@ type Questions struct {
 	within time.Duration
 }
 
-// NewQuestions returns one that has no paths yet. Others than so many at once have to ask again, and an answer has to be found within a time.
+// NewQuestions returns one that has no paths yet. Others than so many at once have to ask again, and an answer has to be found within a time, or within the one that an asker who
+// is more patient has left; see AskSocket.
 func NewQuestions(atOnce int, within time.Duration) *Questions {
 	return &Questions{mux: http.NewServeMux(), turns: make(chan struct{}, atOnce), within: within}
 }
@@ -34,7 +41,12 @@ func (q *Questions) Answer(path string, find func(*http.Request) (func(context.C
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), q.within)
+		within := q.within
+		if d, err := time.ParseDuration(r.Header.Get(withinHeader)); err == nil && d > within {
+			within = min(d, mostWithin)
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(within + writeTime)) // no error at a socket
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), within)
 		defer cancel()
 		text, err := answer(ctx)
 		if err != nil {

@@ -47,11 +47,17 @@ func Unfinished(socket string) string {
 	return filepath.Join(filepath.Dir(socket), "."+strings.TrimPrefix(filepath.Base(socket), ".")+".new")
 }
 
-// ServeSocket serves a handler at a unix socket, for root only, until ctx ends. An answer must be written within a time.
+// writeTime is for writing an answer that was found, and readTime for reading a question.
+const (
+	writeTime = time.Second
+	readTime  = 10 * time.Second
+)
+
+// ServeSocket serves a handler at a unix socket, for root only, until ctx ends. An answer must be found within a time.
 func ServeSocket(ctx context.Context, socket string, within time.Duration, h http.Handler) error {
 	l, err := Listen(ctx, socket)
 	if err == nil {
-		err = serve(ctx, l, &http.Server{Handler: h, ReadTimeout: time.Second, WriteTimeout: within + time.Second, MaxHeaderBytes: 16 << 10})
+		err = serve(ctx, l, &http.Server{Handler: h, ReadTimeout: readTime, WriteTimeout: within + writeTime, MaxHeaderBytes: 16 << 10})
 	}
 	if err != nil {
 		return fmt.Errorf("serve at %s: %w", socket, err)
@@ -60,7 +66,7 @@ func ServeSocket(ctx context.Context, socket string, within time.Duration, h htt
 }
 
 // AskSocket sends a GET to who serves at a unix socket, and writes the answer to w as it comes. It returns how many bytes that were: an error, if more than limit.
-// An answer other than OK is an error with its text.
+// An answer other than OK is an error with its text. If ctx has a deadline, half of the time until then is for finding the answer, and the rest for what else may be late.
 func AskSocket(ctx context.Context, socket, path string, limit int64, w io.Writer) (int64, error) {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -69,6 +75,9 @@ func AskSocket(ctx context.Context, socket, path string, limit int64, w io.Write
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://socket"+path, nil)
 	if err != nil {
 		return 0, err
+	}
+	if end, ok := ctx.Deadline(); ok {
+		req.Header.Set(withinHeader, (time.Until(end) / 2).String())
 	}
 	resp, err := client.Do(req)
 	if err != nil {

@@ -56,3 +56,35 @@ func TestServeSocket(t *testing.T) {
 		t.Error("it answers after its end")
 	}
 }
+
+// An asker who is more patient than others gets answers that take longer.
+func TestPatientAskers(t *testing.T) {
+	const within, takes = 50 * time.Millisecond, 1500 * time.Millisecond
+	all := NewQuestions(4, within)
+	all.Answer("/slow", func(*http.Request) (func(context.Context) ([]byte, error), error) {
+		return func(ctx context.Context) ([]byte, error) {
+			select {
+			case <-time.After(takes):
+				return []byte(`"all"`), nil
+			case <-ctx.Done():
+				return []byte(`"what was found by then"`), nil
+			}
+		}, nil
+	})
+	socket := filepath.Join(t.TempDir(), "socket")
+	stop := testkit.Background(t.Context(), t, func(ctx context.Context) error { return ServeSocket(ctx, socket, within, all) })
+	defer stop()
+	testkit.Eventually(t, 5*time.Second, "it serves", func() error { _, err := os.Stat(socket); return err })
+	for timeout, want := range map[time.Duration]string{0: `"what was found by then"`, 2 * time.Second: `"what was found by then"`, 20 * time.Second: `"all"`} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if timeout > 0 {
+			ctx, cancel = context.WithTimeout(t.Context(), timeout)
+		}
+		var got strings.Builder
+		_, err := AskSocket(ctx, socket, "/slow", 100, &got)
+		cancel()
+		if err != nil || got.String() != want {
+			t.Errorf("with a timeout of %s the answer is %s, %v; want %s", timeout, got.String(), err, want)
+		}
+	}
+}
