@@ -35,7 +35,8 @@ type daemon struct {
 	asked, states, mark atomic.Int32
 
 	mu sync.Mutex // guards all below
-	// is what it does, wrong what it does in place of that once somebody has changed it, and unguarded why an address was at the machine that nothing guarded.
+	// is has what it was told. wrong is what it does in place of that after somebody else has changed it; nil if nobody has.
+	// unguarded names an address that was at the machine and that nothing guarded.
 	is        keepalived.Config
 	wrong     *keepalived.Config
 	unguarded error

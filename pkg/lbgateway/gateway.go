@@ -260,7 +260,7 @@ func (g *Gateway) serviceChanged(keys ...string) {
 	}
 }
 
-// sliceChanged looks at the Service of an EndpointSlice, and at the one whose it was: people may give one that they made to another Service.
+// sliceChanged looks at the Service of an EndpointSlice, and at the Service that had it before: people may give an EndpointSlice that they made to another Service.
 func (g *Gateway) sliceChanged(before, after *discoveryv1.EndpointSlice) {
 	for _, s := range []*discoveryv1.EndpointSlice{before, after} {
 		if s != nil {

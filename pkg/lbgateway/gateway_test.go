@@ -265,7 +265,7 @@ func TestScenario27DrainedFlowsAreForgotten(t *testing.T) {
 	})
 }
 
-// An EndpointSlice that somebody has made may be given to another Service. The one whose it was hasn't it any more.
+// An EndpointSlice that somebody has made may be given to another Service. The former Service has its endpoints no more.
 func TestSliceOfAnotherService(t *testing.T) {
 	sc := newScene(t)
 	sc.spec(func(s *v2.LoadBalancerGatewaySpec) { s.Endpoints = v2.EndpointsPod })

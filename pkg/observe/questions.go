@@ -20,8 +20,8 @@ type Questions struct {
 	within time.Duration
 }
 
-// NewQuestions returns one that has no paths yet. Others than so many at once have to ask again, and an answer has to be found within a time, or within the one that an asker who
-// is more patient has left; see AskSocket.
+// NewQuestions returns one that has no paths yet. atOnce questions are answered at a time; further ones have to be asked again. An answer has to be found within a time; an
+// asker may leave more, see AskSocket.
 func NewQuestions(atOnce int, within time.Duration) *Questions {
 	return &Questions{mux: http.NewServeMux(), turns: make(chan struct{}, atOnce), within: within}
 }

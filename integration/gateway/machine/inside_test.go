@@ -230,7 +230,7 @@ func (g *gateway) applied(when string) {
 // monitor notes what a program tells about the kernel, between two marks that it tells, too.
 type monitor struct {
 	args []string
-	// set and unset make and remove a mark with a number, and mark is what is told of it.
+	// set is the command that makes a mark with a number, unset the one that removes it, and mark the text that the program tells of it.
 	set, unset, mark string
 
 	testkit.Buffer

@@ -230,7 +230,7 @@ func (c *Controller) placeOf(s *corev1.Service) {
 	}
 }
 
-// sliceChanged looks at the address of an EndpointSlice's Service, and at that of the Service whose it was.
+// sliceChanged looks at the address of an EndpointSlice's Service, and at that of the Service that had the EndpointSlice before.
 func (c *Controller) sliceChanged(before, after *discoveryv1.EndpointSlice) {
 	for _, slice := range []*discoveryv1.EndpointSlice{before, after} {
 		if slice == nil {

@@ -32,8 +32,8 @@ type contact struct {
 	silent bool
 }
 
-// gatewayChanged looks at the Services of a gateway: at those that wait for it, and at those that it can't serve. It looks at all if its spec changes, or what it
-// says of any Service.
+// gatewayChanged looks at the Services of a gateway: at those that wait for it, and at those that it can't serve. All Services are looked at if the gateway's
+// spec changes, or its reason to serve none of them.
 func (c *Controller) gatewayChanged(before, after *v2.LoadBalancerGateway) {
 	if before == nil || after == nil || !equality.Semantic.DeepEqual(before.Spec, after.Spec) || refusal(before) != refusal(after) {
 		c.stepAll()
@@ -59,7 +59,7 @@ func (c *Controller) gatewayChanged(before, after *v2.LoadBalancerGateway) {
 	}
 }
 
-// refusal is another one if Services say something else of a gateway that serves none. The kernel's words name Services, which may be others each second.
+// refusal is a gateway's reason to serve no Service; empty if it serves any. The kernel's words are left out: they name other Services each second.
 func refusal(g *v2.LoadBalancerGateway) string {
 	does := meta.FindStatusCondition(g.Status.Conditions, v2.GatewayApplied)
 	if does != nil && does.Reason == v2.ReasonKernelRefused {

@@ -101,7 +101,8 @@ func TestServedByGateways(t *testing.T) {
 	})
 }
 
-// A gateway that can do nothing for any Service, such as one whose keepalived doesn't run, names no Service. All of them say so, and say when it can again.
+// A gateway that can do nothing for any Service, such as one whose keepalived doesn't run, names no Service in its status. All Services say so, and say when the gateway can
+// serve them again.
 func TestGatewayWithoutKeepalived(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {
 		says := func(when, address, want string) {
@@ -186,7 +187,7 @@ func TestGatewayGetsAnotherPool(t *testing.T) {
 	})
 }
 
-// What a kernel refuses names Services, and other ones each second. It is told once.
+// A gateway's kernel that refuses the rules is told once by each Service, though the message names other Services each second.
 func TestRefusingKernelIsToldOnce(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {
 		sc.announce = v2.AnnounceGateway

@@ -185,7 +185,7 @@ func TestPodsInPages(t *testing.T) {
 	}
 }
 
-// What a Service said of NetworkPolicies at one address isn't what it says at the next one, if it had none in between.
+// A Service that gets another address doesn't repeat what it said of NetworkPolicies at the former one.
 func TestPoliciesOfAFormerAddress(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {
 		honored := func() *metav1.Condition {

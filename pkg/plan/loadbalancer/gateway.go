@@ -76,7 +76,8 @@ func RefusalOfAll(g *v2.LoadBalancerGateway) string {
 	return ""
 }
 
-// Applied says whether a gateway does what its spec and a block say. It counts blocks of all pools: those of a pool that its spec has just been given, too.
+// Applied says whether a gateway does what its spec and a block say. The blocks that a gateway has done are of all pools: only the generation says whether it
+// knows of a pool that its spec has just been given.
 func Applied(g *v2.LoadBalancerGateway, b *v2.AddressBlock) bool {
 	order, err := resourceversion.CompareResourceVersion(g.Status.Applied.Blocks, b.ResourceVersion)
 	return err == nil && order >= 0 && g.Status.Applied.Generation >= g.Generation
