@@ -29,6 +29,8 @@ const (
 	// servingNodes is how many nodes may have them.
 	servingNodes = 100
 	shops        = "shops"
+	// renewsAsUsual has a controller renew its Lease as often as by default: the rig's renew it more often, which the bare client's API server has nothing of.
+	renewsAsUsual = "--leader-election-retry-period=5s"
 	// mostTurn is for how long controllers and bare client run by turns, and turnOfService so where there are few Services.
 	mostTurn, turnOfService = 3 * time.Second, 5 * time.Millisecond
 )
@@ -44,7 +46,7 @@ type serving struct {
 // Service is; and its memory. Each Service has an address of its own.
 func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	s := &serving{options: o}
-	if s.rig, err = rig.New(ctx, rig.Options{Log: o.log}); err != nil {
+	if s.rig, err = rig.New(ctx, rig.Options{Log: o.log, ControllerFlags: []string{renewsAsUsual}}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.rig.Close()) }()
@@ -63,6 +65,7 @@ func measureServices(ctx context.Context, o options, rep *report) (err error) {
 	if s.controller, err = s.rig.NewLBController(ctx, servicePool); err != nil {
 		return err
 	}
+	s.controller.Args = append(s.controller.Args, renewsAsUsual)
 	defer func() { s.controller.Kill() }()
 	// One Service has its address before the others are there.
 	if err := errors.Join(s.controller.Start(), s.make(ctx, serviceName(0)), s.await(ctx, told, 1)); err != nil {

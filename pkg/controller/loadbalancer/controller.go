@@ -17,8 +17,10 @@
 package loadbalancer
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -45,19 +47,21 @@ import (
 
 const (
 	// settle is for how long changes are collected before a plan is made. Between two plans there is spare times as long as one takes, so that those of thousands of Services use
-	// a sixth of a processor, but never more than mostSpare. While more Services wait for addresses than may have claims at a time, one plan serves many of them: there are fewer.
-	settle      = 50 * time.Millisecond
-	spare       = 5
-	spareOfMany = 20
-	mostSpare   = time.Second
-	workers     = 8
-	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late.
-	mostWaiting = 128
+	// a sixth of a processor, but never more than mostSpare. While more Services wait for addresses than may have claims at a time, one plan serves many of them: there are
+	// fewer, and they use a fortieth.
+	settle          = 50 * time.Millisecond
+	spare           = 5
+	mostSpare       = time.Second
+	spareOfMany     = 40
+	mostSpareOfMany = 3 * time.Second
+	workers         = 8
+	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late. They last from one plan to the next.
+	mostWaiting = 256
 	// patience is for how long a Service doesn't say what it waits for: most have what they need before. Where many Services have no address yet it is longer by turn
-	// for each of them, and never more than mostPatience.
+	// for each of them, which is more than two processors take, and never more than mostPatience.
 	patience     = 3 * time.Second
-	turn         = 30 * time.Millisecond
-	mostPatience = 2 * time.Minute
+	turn         = 50 * time.Millisecond
+	mostPatience = 5 * time.Minute
 	// unseen is for how long a claim that was made isn't made again, though no event has shown it.
 	unseen = 10 * time.Second
 	// coolDown is for how long, in seconds, an address of a Service is given to nobody else: its holder has stopped long before.
@@ -167,7 +171,7 @@ func New(cfg Config) (*Controller, error) {
 func (c *Controller) register() (err error) {
 	core, discovery := c.cfg.Cluster.Core().V1(), c.cfg.Cluster.Discovery().V1()
 	c.synced, err = reconcile.Register(
-		reconcile.On(core.Services().Informer(), reconcile.Handler(c.serviceChanged)),
+		reconcile.On(core.Services().Informer(), reconcile.Changes(c.serviceChanged)),
 		reconcile.On(c.cfg.Pools.Informer(), reconcile.ChangeHandler(func(*v2.AddressPool) { c.replan() }, samePool)),
 		reconcile.On(c.cfg.Claims.Informer(), reconcile.Handler(c.claimChanged)),
 		reconcile.On(c.cfg.Blocks, reconcile.Changes(c.blockChanged)),
@@ -178,9 +182,12 @@ func (c *Controller) register() (err error) {
 	return err
 }
 
-func (c *Controller) serviceChanged(s *corev1.Service) {
+func (c *Controller) serviceChanged(before, after *corev1.Service) {
+	s := cmp.Or(after, before)
 	c.steps.Add(keyOf(s))
-	c.placeOf(s)
+	if before == nil || after == nil || !reflect.DeepEqual(before.Spec, after.Spec) { // an address doesn't depend on what else Services say
+		c.placeOf(s)
+	}
 	c.replan()
 }
 

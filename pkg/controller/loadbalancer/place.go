@@ -26,7 +26,7 @@ func (c *Controller) place(ctx context.Context, name string) error {
 	}
 	users, known := c.usersOf(name)
 	b := c.blockOf(claim)
-	if !known || b == nil {
+	if !known || b == nil || c.written.has(b) {
 		return nil // the first plan, or the block's event, comes
 	}
 	nodes := c.servingNodes()
@@ -179,7 +179,7 @@ func (c *Controller) write(ctx context.Context, b *v2.AddressBlock, ports []v2.F
 		return x.Node == y.Node && x.PodUID == y.PodUID && slices.Equal(x.Addresses, y.Addresses)
 	})
 	same = same && announcers.All == b.Floating.Announcers.All && slices.Equal(announcers.Nodes, b.Floating.Announcers.Nodes)
-	if same && slices.Equal(ports, b.Floating.Ports) && b.Floating.MovingTo == "" || c.written.has(b) {
+	if same && slices.Equal(ports, b.Floating.Ports) && b.Floating.MovingTo == "" {
 		return nil
 	}
 	after, err := kube.PatchAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{

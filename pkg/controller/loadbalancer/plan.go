@@ -94,7 +94,7 @@ func (c *Controller) plan(ctx context.Context) error {
 // pause is for how long no plan is made after one that took so long, while so many Services have no address.
 func pause(took time.Duration, without int) time.Duration {
 	if without > mostWaiting {
-		return min(spareOfMany*took, mostSpare)
+		return min(spareOfMany*took, mostSpareOfMany)
 	}
 	return min(spare*took, mostSpare)
 }

@@ -117,7 +117,7 @@ func (sc *scene) start() {
 	sc.synced, sc.policies.synced = nil, nil // the caches are filled by hand
 	handlers := map[string]func(before, after fakeapi.Object){
 		serviceResource: func(a, b fakeapi.Object) {
-			sc.serviceChanged(fakeapi.Last[corev1.Service](a, b))
+			sc.serviceChanged(fakeapi.As[corev1.Service](a), fakeapi.As[corev1.Service](b))
 			sc.portsChanged(fakeapi.As[corev1.Service](a), fakeapi.As[corev1.Service](b))
 		},
 		policyResource: func(a, b fakeapi.Object) {
