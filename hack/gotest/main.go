@@ -106,7 +106,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	wait.Go(func() {
 		lanes[0] = errors.Join(
 			test(ctx, o, r, how{nice: computes}, p.emulated, "-p=1"),
-			test(ctx, o, r, how{nice: waits}, p.routing, "-p=1"),
+			test(ctx, o, r, how{nice: measures}, p.routing, "-p=1"),
 			test(ctx, o, r, how{nice: computes, race: o.race}, p.pure),
 		)
 	})
@@ -188,7 +188,7 @@ var lately = []string{"/integration/egress/cluster", "/integration/egress/native
 // patient are the packages whose tests mostly wait for clusters.
 var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests", "/integration/migrate", "/integration/upgrade"}
 
-// routed are the packages whose tests mostly wait for routing daemons and for neighbours.
+// routed are the packages whose tests hold to bounds, in seconds, how soon routing daemons, neighbours and other nodes learn of a change.
 var routed = []string{"/integration/routes", "/integration/neighbours", "/integration/floating"}
 
 // kernels are the packages outside integration/ whose tests make network namespaces.

@@ -24,7 +24,7 @@ func drawPages(t *testing.T, p server, began time.Time) {
 	chromium := browser.New(t)
 	for name, d := range dashboards(t) {
 		var drawn draw.Drawn
-		testkit.Eventually(t, 30*time.Second, name+" is drawn", func() (err error) {
+		testkit.Eventually(t, time.Minute, name+" is drawn", func() (err error) {
 			drawn, err = d.Draw(t.Context(), p.Prometheus, draw.Window{From: began, To: time.Now(), Step: scrapeInterval, Rate: 10 * time.Second})
 			for _, title := range drawn.Empty {
 				if !slices.Contains(empty[name], title) {

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	readyTimeout = 60 * time.Second
+	readyTimeout = 2 * time.Minute
 	// A free port can be taken by somebody else before the program that it was meant for
 	// listens on it; then everything starts again on other ports.
 	startAttempts = 3

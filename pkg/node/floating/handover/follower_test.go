@@ -59,7 +59,7 @@ func TestHandoverToFollower(t *testing.T) {
 	}
 	conn := offers()
 	testkit.Check(t, frames.Write(conn, frames.Opened, frames.AppendFlow(nil, floatingtest.Flow(a, 100))), conn.Close())
-	w.b.counted(t, received, "failed", 1)
+	w.b.counted(t, received, failed, 1)
 	if n := len(w.b.All()); n != 101 {
 		t.Errorf("%d flows are left after a hand-over that broke, want 101", n)
 	}

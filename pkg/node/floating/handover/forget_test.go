@@ -77,7 +77,7 @@ func TestForgetsWhatDoesNotCome(t *testing.T) {
 			}
 			w.Change("p-0", func(f *v2.Floating) { f.MovingTo = "" })
 			move()
-			w.b.counted(t, received, map[bool]string{true: "failed", false: "done"}[breaks], 1)
+			w.b.counted(t, received, map[bool]string{true: failed, false: done}[breaks], 1)
 			w.b.forgets(t)
 			if n := len(w.a.All()); n != 10 {
 				t.Errorf("the holder's router has %d flows, want 10", n)

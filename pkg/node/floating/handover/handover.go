@@ -150,9 +150,9 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 	if err != nil {
 		h.move(a.ID, -1)
 		s.close()
-		result := "failed"
+		result := failed
 		if errors.As(err, new(frames.Refusal)) {
-			result = "refused"
+			result = refused
 		}
 		h.metrics.ended(sent, result, s.flows)
 		log.Error(err, "The connections of a floating address aren't copied to the node that is to have it: they end", "copied", s.flows)
@@ -163,7 +163,7 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 	h.group.Go(func() {
 		h.follow(ctx, s)
 		h.move(a.ID, -1)
-		h.metrics.ended(sent, "done", s.flows)
+		h.metrics.ended(sent, done, s.flows)
 		h.forget(h.limits.straggle, a)
 	})
 }

@@ -63,8 +63,8 @@ func TestHandover(t *testing.T) {
 		}
 		return nil
 	})
-	w.a.counted(t, sent, "done", 1)
-	w.b.counted(t, received, "done", 1)
+	w.a.counted(t, sent, done, 1)
+	w.b.counted(t, received, done, 1)
 	for _, n := range []struct {
 		*fakeNode
 		side string
@@ -102,7 +102,7 @@ func TestHolderLeaves(t *testing.T) {
 		}
 		return nil
 	})
-	w.b.counted(t, received, "done", 1)
+	w.b.counted(t, received, done, 1)
 }
 
 // The router of the next holder isn't ready for a moment when it has the address: the node is no successor any more, but has it, and takes the last flows.
@@ -117,8 +117,8 @@ func TestNextHolderIsNoSuccessorAnyMore(t *testing.T) {
 		f.Holding.Holder, f.Holding.PodUID, f.MovingTo, f.Successors = "b", "pod of b", "", f.Successors[1:]
 	})
 	move()
-	w.a.counted(t, sent, "done", 1)
-	w.b.counted(t, received, "done", 1)
+	w.a.counted(t, sent, done, 1)
+	w.b.counted(t, received, done, 1)
 	if n := len(w.b.All()); n != 20 {
 		t.Errorf("the next router has %d flows, want 20", n)
 	}
@@ -133,8 +133,8 @@ func TestMoveIsUndone(t *testing.T) {
 	w.a.Move(moved, a, "b")
 	w.Change("p-0", func(f *v2.Floating) { f.MovingTo = "" })
 	move()
-	w.a.counted(t, sent, "done", 1)
-	w.b.counted(t, received, "done", 1)
+	w.a.counted(t, sent, done, 1)
+	w.b.counted(t, received, done, 1)
 	w.a.Finish()
 	if n := len(w.a.All()); n != 10 {
 		t.Errorf("the router has %d flows, want 10", n)
@@ -176,7 +176,7 @@ func TestRefusals(t *testing.T) {
 			err := s.prepare(t.Context())
 			s.close()
 			testkit.Eventually(t, 10*time.Second, "the receiver has ended", func() error {
-				if testutil.ToFloat64(w.b.metrics.results.WithLabelValues(received, "refused"))+testutil.ToFloat64(w.b.metrics.results.WithLabelValues(received, "failed")) != 1 {
+				if testutil.ToFloat64(w.b.metrics.results.WithLabelValues(received, refused))+testutil.ToFloat64(w.b.metrics.results.WithLabelValues(received, failed)) != 1 {
 					return io.ErrNoProgress
 				}
 				return nil
@@ -188,7 +188,7 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("%d flows are taken", n)
 			}
 			w.a.Move(t.Context(), a, "b") // which says so, and returns
-			w.a.counted(t, sent, "refused", 1)
+			w.a.counted(t, sent, refused, 1)
 		})
 	}
 }
@@ -250,7 +250,7 @@ func TestOtherEndHangs(t *testing.T) {
 			case <-time.After(testkit.Timeout(10 * time.Second)):
 				t.Fatal("the address waits")
 			}
-			w.a.counted(t, sent, "failed", 1)
+			w.a.counted(t, sent, failed, 1)
 			if n := len(w.a.slots); n > 0 {
 				t.Errorf("%d hand-overs go on", n)
 			}
@@ -261,7 +261,7 @@ func TestOtherEndHangs(t *testing.T) {
 		w.b.limits.total, w.b.limits.late = 100*time.Millisecond, 0
 		conn := testkit.Must(w.a.cfg.Dial(t.Context(), "b"))(t)
 		defer conn.Close()
-		w.b.counted(t, received, "failed", 1)
+		w.b.counted(t, received, failed, 1)
 	})
 }
 

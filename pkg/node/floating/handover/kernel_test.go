@@ -48,8 +48,8 @@ func TestConnectionsLiveOn(t *testing.T) {
 	l.Lives(v, "at the second router")
 	l.Lives(v, "later")
 	l.Quiet(v)
-	l.a.counted(t, sent, "done", 1)
-	l.b.counted(t, received, "done", 1)
+	l.a.counted(t, sent, done, 1)
+	l.b.counted(t, received, done, 1)
 }
 
 // Connections that aren't copied end, by a reset of nobody but their own ends, and have no other source.
@@ -60,7 +60,7 @@ func TestConnectionsThatAreNotCopied(t *testing.T) {
 	l.Lives(v, "at the first router")
 	l.a.cfg.Dial = func(context.Context, string) (net.Conn, error) { return nil, errors.New("no way") }
 	l.a.Move(t.Context(), l.Address("p-0", "a"), "b")
-	l.a.counted(t, sent, "failed", 1)
+	l.a.counted(t, sent, failed, 1)
 	l.PlaceAt(3)
 	l.ClientTo(3)
 	testkit.Check(t, v.Write())

@@ -19,6 +19,13 @@ const (
 	received = "received"
 )
 
+// Results of a hand-over.
+const (
+	done    = "done"
+	refused = "refused"
+	failed  = "failed"
+)
+
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -35,6 +42,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Help:    "Time that the holder of a floating address has spent to copy its connections before the address moved.",
 			Buckets: []float64{0.01, 0.03, 0.1, 0.3, 1, 3, 10},
 		}),
+	}
+	for _, side := range []string{sent, received} { // what was never counted is 0, so that the first one is an increase
+		m.flows.WithLabelValues(side)
+		for _, result := range []string{done, refused, failed} {
+			m.results.WithLabelValues(side, result)
+		}
 	}
 	r.MustRegister(m.results, m.flows, m.seconds)
 	return m

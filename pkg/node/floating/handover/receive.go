@@ -36,17 +36,17 @@ func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
 		return
 	}
 	log = log.WithValues("block", r.offered.Block, "connections", r.flows)
-	result := "done"
+	result := done
 	switch {
 	case err == nil:
 		log.V(2).Info("Took the connections of a floating address")
 	case errors.As(err, new(frames.Refusal)):
-		result = "refused"
+		result = refused
 		log.Error(err, "The connections of a floating address aren't taken")
 	case r.passes >= 2: // all but what was opened in the last moment
 		log.V(2).Info("Took the connections of a floating address", "until", err)
 	default:
-		result = "failed"
+		result = failed
 		log.Error(err, "The connections of a floating address aren't taken")
 	}
 	h.metrics.ended(received, result, r.flows)
