@@ -237,7 +237,7 @@ func (c *Controller) placeOf(s *corev1.Service) {
 	}
 }
 
-// sliceChanged looks at the address of an EndpointSlice's Service, and at that of the Service that had the EndpointSlice before.
+// sliceChanged looks at an EndpointSlice's Service and its address, and at the Service that had the EndpointSlice before.
 func (c *Controller) sliceChanged(before, after *discoveryv1.EndpointSlice) {
 	for _, slice := range []*discoveryv1.EndpointSlice{before, after} {
 		if slice == nil {
@@ -246,6 +246,7 @@ func (c *Controller) sliceChanged(before, after *discoveryv1.EndpointSlice) {
 		for _, key := range serviceOf(slice) {
 			if s := c.services.Find(key); s != nil && loadbalancer.NeedsEndpoints(s) {
 				c.placeOf(s)
+				c.steps.Add(keyOf(s)) // the address stays if others share it
 			}
 		}
 	}

@@ -161,6 +161,10 @@ func TestAddressFollowsEndpoints(t *testing.T) {
 		endpoint()
 		sc.run(2 * time.Second)
 		sc.wants("beside a Service of all nodes", "b", "192.0.2.0", "AddressAssigned", "Served")
+		sc.wants("without endpoints, beside a Service of all nodes", "a", "192.0.2.0", "AddressAssigned", "NoEndpoints")
+		endpoint("n2")
+		holder("with an endpoint again", "n2")
+		sc.wants("with an endpoint, beside a Service of all nodes", "a", "192.0.2.0", "AddressAssigned", "Served")
 	})
 }
 

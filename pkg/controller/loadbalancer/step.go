@@ -156,7 +156,7 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 	has := loadbalancer.Assigned(claim)
 	want.Addresses, want.FloatingIP, want.Assigned = has.Addresses, has.FloatingIP, has.Assigned
 	c.noteWaiting(keyOf(s), true) // before gateways are read: of those that change meanwhile it is told
-	at := c.site(claim)
+	at := c.site(claim, s)
 	want.Serving.Reason, want.Serving.Message = at.Served(s)
 	c.noteWaiting(keyOf(s), want.Serving.Reason == loadbalancer.ReasonGateway)
 	if want.Serving.Reason == loadbalancer.ReasonServed {
@@ -168,9 +168,12 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 	return want
 }
 
-// site is what is known of the place of a claim's address.
-func (c *Controller) site(claim *v2.AddressClaim) loadbalancer.Site {
-	at := loadbalancer.Site{Claim: claim, Block: c.blockOf(claim), Serving: c.servingNodes}
+// site is what is known of the place of a claim's address, and of a Service there.
+func (c *Controller) site(claim *v2.AddressClaim, s *corev1.Service) loadbalancer.Site {
+	at := loadbalancer.Site{
+		Claim: claim, Block: c.blockOf(claim), Serving: c.servingNodes,
+		Endpoints: func() map[string]bool { return loadbalancer.WithEndpoints(c.slices.Under(keyOf(s).String())) },
+	}
 	if at.Block == nil || !loadbalancer.OfGateways(at.Block) {
 		return at
 	}

@@ -64,10 +64,10 @@ func (f ServiceFacts) Holder() (node string, a netip.Addr) {
 	return b.Floating.Holding.Holder, a
 }
 
-// NeedsNodes says whether the walk has to know all nodes: because none may have the address, or because many announce it.
+// NeedsNodes says whether the walk has to know all nodes: because none may have the address, because many announce it, or because one may have it for other Services.
 func (f ServiceFacts) NeedsNodes() bool {
 	b := f.block()
-	return b != nil && !loadbalancer.OfGateways(b) && (len(b.Floating.Successors) == 0 || b.Floating.Announcers.All)
+	return b != nil && !loadbalancer.OfGateways(b) && (len(b.Floating.Successors) == 0 || b.Floating.Announcers.All || loadbalancer.NeedsEndpoints(f.Service) && loadbalancer.Shared(b, f.Service))
 }
 
 // serviceWalk is a walk about a Service.
@@ -109,8 +109,17 @@ func (w *serviceWalk) has() bool {
 // site is what is known of the place of the address.
 func (w *serviceWalk) site() loadbalancer.Site {
 	return loadbalancer.Site{
-		Claim: w.claim, Block: w.block, Gateways: w.f.Gateways, Silent: w.silent, Serving: func() loadbalancer.Nodes { return loadbalancer.NodesOf(w.f.Nodes) },
+		Claim: w.claim, Block: w.block, Gateways: w.f.Gateways, Silent: w.silent, Serving: w.servingNodes,
+		Endpoints: func() map[string]bool { return loadbalancer.WithEndpoints(w.f.Slices) },
 	}
+}
+
+// servingNodes are the nodes that may have addresses; where Nodes can't be read, those that may have this one.
+func (w *serviceWalk) servingNodes() loadbalancer.Nodes {
+	if len(w.f.Nodes) == 0 {
+		return w.block.Floating.Successors
+	}
+	return loadbalancer.NodesOf(w.f.Nodes)
 }
 
 // silent says whether nothing was heard of a gateway for too long.

@@ -258,6 +258,12 @@ func TestBrokenServices(t *testing.T) {
 			f.nodes()
 			f.serving("NoEndpoints")
 		}, "endpoints", []string{"no node that may have the address has an endpoint"}},
+		{"no node has an endpoint, beside another Service", func(f *ServiceFacts) {
+			f.local("n9")
+			f.Nodes = []*corev1.Node{world().Node}
+			f.Blocks[0].Floating.Ports = append(f.Blocks[0].Floating.Ports, v2.FloatingPort{Protocol: corev1.ProtocolTCP, Port: 80, Service: "shop/other"})
+			f.serving("NoEndpoints")
+		}, "endpoints", []string{"no node that may have the address has an endpoint", "get endpointslices"}},
 		{"NetworkPolicies aren't honoured", func(f *ServiceFacts) {
 			f.gateways("gw1")
 			f.Service.Status.Conditions = append(f.Service.Status.Conditions, is(loadbalancer.ConditionPolicies, metav1.ConditionFalse, loadbalancer.ReasonMasquerade, "Pods don't see clients"))

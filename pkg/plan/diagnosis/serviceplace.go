@@ -53,7 +53,11 @@ func (w *serviceWalk) holderStep() {
 	proxy := "see whether the Service proxy, such as kube-proxy, runs on the node, and serves the Service"
 	switch w.serving {
 	case loadbalancer.ReasonEndpoints:
-		w.unknown(StepHolder, "", "no node may have the address as long as none has an endpoint (externalTrafficPolicy: Local)")
+		if len(may) == 0 {
+			w.unknown(StepHolder, "", "no node may have the address as long as none has an endpoint (externalTrafficPolicy: Local)")
+			break
+		}
+		w.unknown(StepHolder, "", "a node has the address for the other Services alone: none that may have it has an endpoint of this one (externalTrafficPolicy: Local)")
 	case loadbalancer.ReasonNoNode:
 		w.noNode()
 	case loadbalancer.ReasonHolder:
@@ -226,7 +230,7 @@ func (w *serviceWalk) endpoints() {
 		w.wrong(StepEndpoints, see, "the Service has no endpoint that serves (%s): connections are refused, or dropped with externalTrafficPolicy: Local", seen)
 	case len(without) > 0:
 		w.wrong(StepEndpoints, see+"; the names of its ports must be those of the EndpointSlices", "no endpoint serves port %s: %s", plan.Enumerate(without), seen)
-	case w.serving == loadbalancer.ReasonEndpoints && holder == "":
+	case w.serving == loadbalancer.ReasonEndpoints:
 		w.soon(StepEndpoints, see, "no node that may have the address has an endpoint (externalTrafficPolicy: Local): %s", seen)
 	case holder != "" && loadbalancer.NeedsEndpoints(w.s) && !loadbalancer.WithEndpoints(w.f.Slices)[holder]:
 		w.soon(StepEndpoints, controllerLogs, "node %s, which has the address, has no endpoint (externalTrafficPolicy: Local): connections are dropped there; %s", holder, seen)

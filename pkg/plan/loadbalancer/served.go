@@ -45,8 +45,9 @@ type Site struct {
 	// Gateways are those of the cluster, sorted by name, and Silent says of which nothing was heard for too long.
 	Gateways []*v2.LoadBalancerGateway
 	Silent   func(gateway string) bool
-	// Serving are the nodes that may have addresses. It is called only if it matters.
-	Serving func() Nodes
+	// Serving are the nodes that may have addresses, and Endpoints those with endpoints of the Service (see WithEndpoints). They are called only if it matters.
+	Serving   func() Nodes
+	Endpoints func() map[string]bool
 }
 
 // Served says whether a place answers for the address, and takes packets for the ports of a Service. The reason is ReasonServed, or says why not.
@@ -66,7 +67,7 @@ func (at Site) Served(s *corev1.Service) (reason, message string) {
 		}
 		reason, message := at.servedByGateways(s)
 		return reason, message + also
-	case len(f.Successors) == 0 && NeedsEndpoints(s):
+	case NeedsEndpoints(s) && (len(f.Successors) == 0 || Shared(b, s) && !at.Serving().Any(at.Endpoints())):
 		return ReasonEndpoints, "No node that may have the address has an endpoint that is ready (externalTrafficPolicy: Local)"
 	case len(f.Successors) == 0:
 		return ReasonNoNode, "No node may have the address: each one has the label " + corev1.LabelNodeExcludeBalancers + ", is about to be deleted, or has no InternalIP"
@@ -164,6 +165,12 @@ func blockedText(b *v2.AddressBlock, nodes []string) string {
 // OfGateways says whether gateways have the address of a block.
 func OfGateways(b *v2.AddressBlock) bool {
 	return b.Labels[v2.LabelAnnounce] == string(v2.AnnounceGateway)
+}
+
+// Shared says whether other Services have the address of a Service, too. It is on a node for these though no node has an endpoint of the Service.
+func Shared(b *v2.AddressBlock, s *corev1.Service) bool {
+	name := s.Namespace + "/" + s.Name
+	return slices.ContainsFunc(b.Floating.Ports, func(p v2.FloatingPort) bool { return p.Service != name })
 }
 
 // NeedsEndpoints says whether the address of a Service has to be on a node with one of its endpoints.
