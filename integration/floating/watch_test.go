@@ -72,13 +72,18 @@ type span struct {
 // merged is the longest silence within a span: pings are 10 ms apart, and the machine may be busy.
 const merged = 100 * time.Millisecond
 
-// end ends the watch, and returns for how long two nodes answered for one address at most.
+// end ends the watch, and returns what was seen.
 func (w *watch) end() (both time.Duration, spans []string) {
 	var ending sync.WaitGroup
 	for _, p := range slices.Concat(w.pings...) {
 		ending.Go(func() { _, _, _ = p.End() }) // a node that is gone is unreachable
 	}
 	ending.Wait()
+	return w.seen()
+}
+
+// seen returns for how long two nodes have answered for one address at most, and when each one has answered.
+func (w *watch) seen() (both time.Duration, spans []string) {
 	for family := range w.f.Addrs {
 		var all []span
 		for i, pings := range w.pings {
@@ -299,10 +304,14 @@ func TestWatchSeesTwo(t *testing.T) {
 		}
 		return nil
 	})
-	lasts(t, 2*time.Second)
+	// Where the machine is busy, hosts don't see all of it: two pings are late, and a time has two parts.
+	testkit.Eventually(t, 30*time.Second, "the hosts see it", func() error {
+		if both, spans := w.seen(); both <= most {
+			return fmt.Errorf("two answers for %s, want more than %s: %s", both, most, strings.Join(spans, ", "))
+		}
+		return nil
+	})
 	end()
 	<-ended
-	if both, spans := w.end(); both <= most {
-		t.Errorf("two answers for %s, want more than %s: %s", both, most, strings.Join(spans, ", "))
-	}
+	w.end()
 }
