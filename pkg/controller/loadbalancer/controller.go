@@ -198,6 +198,7 @@ func (c *Controller) claimChanged(a *v2.AddressClaim) {
 		c.mu.Unlock()
 		c.replan()
 		c.changed(a.Name)
+		c.places.Add(a.Name) // its block may have been seen before it
 	}
 }
 

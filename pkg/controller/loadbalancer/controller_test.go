@@ -126,6 +126,23 @@ func TestToldWhenServed(t *testing.T) {
 	})
 }
 
+// The cache of AddressBlocks may show the block of a claim before that of AddressClaims shows the claim: each has a watch of its own.
+func TestBlockBeforeItsClaim(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.service("a", nil)
+		sc.DeliverAll()
+		for len(fakeapi.All[*v2.AddressClaim](sc.s, claimResource)) == 0 {
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+		}
+		sc.play()
+		sc.DeliverOf(blockResource)
+		synctest.Wait()
+		sc.run(time.Minute)
+		sc.wants("a block that was seen before its claim", "a", "192.0.2.0", "AddressAssigned", "Served")
+	})
+}
+
 // With externalTrafficPolicy Local the address follows the endpoints; where there are none it is nowhere, unless another Service has it, too.
 func TestAddressFollowsEndpoints(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {

@@ -60,7 +60,12 @@ func TestRandomHistories(t *testing.T) {
 						sc.play()
 					}
 					if h.r.IntN(3) == 0 {
-						sc.Deliver(h.r.IntN(20))
+						if h.r.IntN(4) == 0 {
+							watched := []string{serviceResource, nodeResource, sliceResource, claimResource, blockResource}
+							sc.DeliverOf(watched[h.r.IntN(len(watched))])
+						} else {
+							sc.Deliver(h.r.IntN(20))
+						}
 						time.Sleep(time.Duration(h.r.IntN(1000)) * time.Millisecond)
 						synctest.Wait()
 					}

@@ -86,6 +86,7 @@ func newScene(t *testing.T) *scene {
 		sc.node(i, true)
 	}
 	sc.start()
+	synctest.Wait() // the first plan is made
 	return sc
 }
 

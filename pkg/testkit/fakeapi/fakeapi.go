@@ -348,11 +348,13 @@ type View struct {
 	caches    map[string]cache.Indexer
 	changed   func(resource string, before, after Object)
 	delivered int
+	// ahead is up to which event a cache shows all that are of its resource, where that is further than delivered.
+	ahead map[string]int
 }
 
 // View returns caches, by resource, that show nothing yet. changed is told of each event that they show; it may be nil.
 func (s *Server) View(caches map[string]cache.Indexer, changed func(resource string, before, after Object)) *View {
-	return &View{server: s, caches: caches, changed: changed}
+	return &View{server: s, caches: caches, changed: changed, ahead: map[string]int{}}
 }
 
 // Behind returns how many events the caches don't show yet.
@@ -360,32 +362,55 @@ func (v *View) Behind() int {
 	return v.server.Events() - v.delivered
 }
 
-// Deliver shows n more events, or as many as there are.
+// Deliver shows n more events, or as many as there are, in the order in which they happened.
 func (v *View) Deliver(n int) {
 	for range min(n, v.Behind()) {
-		v.server.mu.Lock()
-		e := v.server.log[v.delivered]
+		e := v.event(v.delivered)
 		v.delivered++
-		v.server.mu.Unlock()
-		to := v.caches[e.resource]
-		if to == nil {
-			continue
+		if v.delivered > v.ahead[e.resource] {
+			v.show(e)
 		}
-		old, _, err := to.GetByKey(e.name)
-		before, _ := old.(Object)
-		switch {
-		case err != nil:
-		case e.obj != nil:
-			err = to.Update(e.obj)
-		case before != nil:
-			err = to.Delete(before)
+	}
+}
+
+// DeliverOf shows all events of a resource: its cache is ahead of the others, for each one has a watch of its own.
+func (v *View) DeliverOf(resource string) {
+	for v.ahead[resource] = max(v.ahead[resource], v.delivered); v.ahead[resource] < v.server.Events(); {
+		e := v.event(v.ahead[resource])
+		v.ahead[resource]++
+		if e.resource == resource {
+			v.show(e)
 		}
-		if err != nil {
-			v.server.t.Fatal(err)
-		}
-		if v.changed != nil {
-			v.changed(e.resource, before, e.obj)
-		}
+	}
+}
+
+// event returns an event by its number.
+func (v *View) event(n int) event {
+	v.server.mu.Lock()
+	defer v.server.mu.Unlock()
+	return v.server.log[n]
+}
+
+// show has the cache show an event.
+func (v *View) show(e event) {
+	to := v.caches[e.resource]
+	if to == nil {
+		return
+	}
+	old, _, err := to.GetByKey(e.name)
+	before, _ := old.(Object)
+	switch {
+	case err != nil:
+	case e.obj != nil:
+		err = to.Update(e.obj)
+	case before != nil:
+		err = to.Delete(before)
+	}
+	if err != nil {
+		v.server.t.Fatal(err)
+	}
+	if v.changed != nil {
+		v.changed(e.resource, before, e.obj)
 	}
 }
 
