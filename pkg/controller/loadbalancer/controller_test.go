@@ -143,6 +143,41 @@ func TestBlockBeforeItsClaim(t *testing.T) {
 	})
 }
 
+// A Service that is deleted and made again before the next plan has the address of before, and its ports: the name is the same, the Service is another one.
+func TestServiceIsMadeAgain(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.announce = v2.AnnounceGateway // no node writes into the block when it gives the address up
+		wanted := func(s *corev1.Service) { s.Annotations[loadbalancer.AnnotationWanted] = "192.0.2.3" }
+		sc.service("a", wanted)
+		ports := func(when string, want int) {
+			t.Helper()
+			if got := len(fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "default-3").Floating.Ports); got != want {
+				t.Errorf("%s the address has %d ports, want %d", when, got, want)
+			}
+		}
+		sc.run(time.Minute)
+		ports("at first", 1)
+		plans := sc.plannedAt()
+		sc.service("a", deleted)
+		for range 5 { // without time for a plan
+			sc.DeliverAll()
+			synctest.Wait()
+		}
+		if sc.find("a") != nil {
+			t.Fatal("the Service is still there")
+		}
+		ports("without the Service", 0)
+		sc.service("a", wanted)
+		sc.DeliverAll()
+		synctest.Wait()
+		if sc.plannedAt() != plans {
+			t.Fatal("a plan was made meanwhile")
+		}
+		sc.run(time.Minute)
+		ports("when it is made again", 1)
+	})
+}
+
 // With externalTrafficPolicy Local the address follows the endpoints; where there are none it is nowhere, unless another Service has it, too.
 func TestAddressFollowsEndpoints(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {

@@ -30,6 +30,7 @@ func (c *Controller) plan(ctx context.Context) error {
 	began := time.Now()
 	facts, services := c.facts()
 	p := loadbalancer.Assign(facts)
+	var placed []string
 	given, users := make(map[types.UID]loadbalancer.Given, len(services)), make(map[string][]types.NamespacedName, len(services))
 	var look []types.NamespacedName
 	c.mu.Lock()
@@ -52,6 +53,9 @@ func (c *Controller) plan(ctx context.Context) error {
 		}
 		if was, ok := c.given[s.UID]; !ok || was != g {
 			look = append(look, keyOf(s))
+			if g.Claim != "" { // the Service may be another one of the same name
+				placed = append(placed, g.Claim)
+			}
 		}
 	}
 	for _, keys := range users {
@@ -61,7 +65,6 @@ func (c *Controller) plan(ctx context.Context) error {
 			})
 		}
 	}
-	var placed []string
 	if c.users == nil {
 		placed = c.blocks.Keys()
 	}

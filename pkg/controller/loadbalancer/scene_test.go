@@ -231,6 +231,9 @@ func (sc *scene) play() {
 	}
 }
 
+// plannedAt is when the next plan may be made, as the last one has found.
+func (sc *scene) plannedAt() time.Time { return *sc.next.Load() }
+
 // run lets time pass while the caches show everything, and nodes and claims get what they are to.
 func (sc *scene) run(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
