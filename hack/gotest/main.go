@@ -188,7 +188,7 @@ var lately = []string{"/integration/egress/cluster", "/integration/egress/native
 // patient are the packages whose tests mostly wait for clusters.
 var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests", "/integration/migrate", "/integration/upgrade"}
 
-// routed are the packages whose tests hold to bounds, in seconds, how soon routing daemons, neighbours and other nodes learn of a change.
+// routed are the packages whose tests measure how soon routing daemons, neighbours and other nodes learn of a change. The bounds are seconds.
 var routed = []string{"/integration/routes", "/integration/neighbours", "/integration/floating"}
 
 // kernels are the packages outside integration/ whose tests make network namespaces.

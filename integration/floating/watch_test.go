@@ -72,7 +72,7 @@ type span struct {
 // merged is the longest silence within a span: pings are 10 ms apart, and the machine may be busy.
 const merged = 100 * time.Millisecond
 
-// end ends the watch, and returns what was seen.
+// end stops the pings, and returns what the hosts have seen; see seen.
 func (w *watch) end() (both time.Duration, spans []string) {
 	var ending sync.WaitGroup
 	for _, p := range slices.Concat(w.pings...) {

@@ -14,7 +14,7 @@ import (
 	"github.com/coil-net/coil/pkg/atomicfile"
 )
 
-// ErrNotFollowed: keepalived has read a configuration, and doesn't do what that says. The former configuration is put back: each such change reloads keepalived twice.
+// ErrNotFollowed says that keepalived has read a configuration, and doesn't follow it. The former configuration is put back: such a change reloads keepalived twice.
 var ErrNotFollowed = errors.New("keepalived doesn't do what")
 
 // Change is a configuration that keepalived would take. Whoever changes something else along with it prepares both,

@@ -35,7 +35,7 @@ type daemon struct {
 	asked, states, mark atomic.Int32
 
 	mu sync.Mutex // guards all below
-	// is has what it was told. wrong is what it does in place of that after somebody else has changed it; nil if nobody has.
+	// is is the configuration that keepalived was given. wrong is another one, after somebody else has changed keepalived; nil if nobody has.
 	// unguarded names an address that was at the machine and that nothing guarded.
 	is        keepalived.Config
 	wrong     *keepalived.Config

@@ -29,7 +29,7 @@ const (
 	// servingNodes is how many nodes may have them.
 	servingNodes = 100
 	shops        = "shops"
-	// renewsAsUsual has a controller renew its Lease as often as by default: the rig's renew it more often, which the bare client's API server has nothing of.
+	// renewsAsUsual has a controller renew its Lease as often as by default. Controllers of the rig renew theirs more often, and the bare client has no Lease.
 	renewsAsUsual = "--leader-election-retry-period=5s"
 	// mostTurn is for how long controllers and bare client run by turns, and turnOfService so where there are few Services.
 	mostTurn, turnOfService = 3 * time.Second, 5 * time.Millisecond

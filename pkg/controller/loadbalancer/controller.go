@@ -47,8 +47,8 @@ import (
 
 const (
 	// settle is for how long changes are collected before a plan is made. Between two plans there is spare times as long as one takes, so that those of thousands of Services use
-	// a sixth of a processor, but never more than mostSpare. While more Services wait for addresses than may have claims at a time, one plan serves many of them: there are
-	// fewer, and they use a fortieth.
+	// a sixth of a processor, but never more than mostSpare. While more Services wait for addresses than may have claims at a time, one plan serves many of them: plans are
+	// fewer, and use a fortieth of a processor.
 	settle          = 50 * time.Millisecond
 	spare           = 5
 	mostSpare       = time.Second

@@ -168,7 +168,7 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 	return want
 }
 
-// site is what is known of the place of a claim's address, and of a Service there.
+// site returns the place of a claim's address, as far as it is known, for a Service that has the address.
 func (c *Controller) site(claim *v2.AddressClaim, s *corev1.Service) loadbalancer.Site {
 	at := loadbalancer.Site{
 		Claim: claim, Block: c.blockOf(claim), Serving: c.servingNodes,
